@@ -1,0 +1,385 @@
+"""Watch induction heads form: two-layer models, a one-layer control, and what ablation does.
+
+Trains both models for every seed, finds the change in the best induction score and, separately, in
+the in-context-learning score by one rule, ablates the heads of the trained two-layer models beside
+controls, and writes tables and one report.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from interp.ablation.controls import control_heads, head_output_norms
+from interp.ablation.interventions import Head
+from interp.ablation.sweep import ablate_together, mean_token_loss, sequence_metric
+from interp.config import RunConfig, config_tables, explain
+from interp.data.stream import open_stream
+from interp.errors import ConfigError
+from interp.measure import Inputs, token_inputs
+from interp.models.loading import load_model
+from interp.models.transformer import Transformer
+from interp.tables import head_label, strict_json, versions, write_text
+from interp.training.changepoint import RULE, Change, find_change, summarize_changes
+from interp.training.parallel import train_all
+from interp.training.probes import IclScore
+from interp.training.run_folder import RunFolder
+from interp.views.report import write_report
+
+TWO_LAYER, CONTROL = "two-layer", "one-layer"
+Direction = Literal["rise", "fall"]
+CURVES: dict[str, tuple[str, Direction]] = {
+    "induction": ("best_induction", "rise"),
+    "icl_score": ("icl_score", "fall"),
+}
+
+
+class Settings(BaseModel):
+    """The [experiment] table of a phase-change config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str
+    title: str
+    notes: list[str] = []
+    seeds: Annotated[list[int], Field(min_length=1)]
+    workers: PositiveInt = 2
+    """Runs trained side by side."""
+    min_induction: PositiveFloat
+    """Least change in the induction score that is worth the name."""
+    min_icl: PositiveFloat
+    """The same for the in-context-learning score, in nats."""
+    ablation_sequences: PositiveInt = 256
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool,
+    command: str,
+    say: Callable[[str], None],
+) -> Path:
+    """Everything, into `out`; returns the path of the report."""
+    try:
+        settings = Settings.model_validate(config.experiment)
+    except ValidationError as error:
+        raise ConfigError(f"[experiment] {explain(error, Settings)}") from None
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not resume:
+        raise ConfigError(
+            f"{out} already holds something: --resume continues, --out names another folder"
+        )
+    jobs = {
+        out / "runs" / f"{model}-seed-{seed}": _with_seed(config, model, seed)
+        for model in (TWO_LAYER, CONTROL)
+        for seed in settings.seeds
+    }
+    say(f"training {len(jobs)} models, {settings.workers} at a time")
+    train_all(jobs, workers=settings.workers, command=command, say=say)
+
+    curves, heads = _collect(jobs, config)
+    changes = find_changes(curves, settings)
+    ablation = pd.concat(
+        [
+            ablate_groups(out / "runs" / f"{TWO_LAYER}-seed-{seed}", config, settings, heads, seed)
+            for seed in settings.seeds
+        ],
+        ignore_index=True,
+    )
+    across = across_changes(curves, changes, settings)
+    tables = {
+        "curves": curves,
+        "heads": heads,
+        "changes": changes,
+        "distance": distances(changes, settings),
+        "across": across,
+        "ablation": ablation,
+    }
+    for name, table in tables.items():
+        write_text(out / f"{name}.csv", table.to_csv(index=False))
+    facts = {
+        "kind": "phase-change",
+        "name": out.name,
+        "title": settings.title,
+        "findings": findings(curves, changes, across, ablation, settings),
+        "rule": RULE,
+        "notes": settings.notes,
+        "command": command,
+        "versions": versions(),
+        "seeds": settings.seeds,
+        "config": config_tables(config),
+        "runs": {folder.name: RunFolder(folder).read_facts() for folder in jobs},
+    }
+    write_text(out / "run.json", strict_json(facts) + "\n")
+    return write_report(out)
+
+
+def _with_seed(config: RunConfig, model: str, seed: int) -> RunConfig:
+    shape = config.model if model == TWO_LAYER else config.model.model_copy(update={"n_layers": 1})
+    return config.model_copy(
+        update={
+            "model": shape,
+            "train": config.train.model_copy(update={"seed": seed}),
+            "experiment": None,
+        }
+    )
+
+
+def _collect(jobs: dict[Path, RunConfig], config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame]:
+    curves, heads = [], []
+    for folder, job in jobs.items():
+        model = TWO_LAYER if job.model.n_layers == config.model.n_layers else CONTROL
+        where = {"model": model, "seed": job.train.seed}
+        files = RunFolder(folder)
+        scores = pd.read_csv(files.probes)
+        best = scores.groupby("step")["induction"].max().rename("best_induction")
+        lines = files.metrics.read_text(encoding="utf-8").splitlines()
+        metrics = pd.DataFrame([json.loads(line) for line in lines]).merge(best, on="step")
+        curves.append(metrics.assign(**where))
+        heads.append(scores.assign(**where))
+
+    def leading(table: pd.DataFrame) -> pd.DataFrame:
+        return table[["model", "seed", *table.columns.drop(["model", "seed"])]]
+
+    return (
+        leading(pd.concat(curves, ignore_index=True)),
+        leading(pd.concat(heads, ignore_index=True)),
+    )
+
+
+def find_changes(curves: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    """The rule's verdict on both curves of every run, in steps and in tokens."""
+    least = {"induction": settings.min_induction, "icl_score": settings.min_icl}
+    rows = []
+    for (model, seed), run in curves.groupby(["model", "seed"], sort=False):
+        per_step = (run["tokens"] / run["step"].where(run["step"] > 0)).median()
+        for curve, (column, direction) in CURVES.items():
+            change = find_change(
+                run["step"].to_numpy(),
+                run[column].to_numpy(),
+                direction=direction,
+                min_size=least[curve],
+            )
+            rows.append(
+                {"model": model, "seed": seed, "curve": curve, **_change_row(change, per_step)}
+            )
+    return pd.DataFrame(rows)
+
+
+def _change_row(change: Change, tokens_per_step: float) -> dict[str, object]:
+    places = ("onset", "step", "end", "width")
+    in_steps = {place: getattr(change, place) for place in places}
+    in_tokens = {
+        f"{place}_tokens": None if value is None else value * tokens_per_step
+        for place, value in in_steps.items()
+    }
+    return {
+        "found": change.found,
+        **in_steps,
+        "size": change.size,
+        **in_tokens,
+        "reason": change.reason,
+    }
+
+
+def distances(changes: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    """How far the change in the in-context score lies after that in induction, seed by seed."""
+    found = changes[(changes["model"] == TWO_LAYER) & changes["found"]]
+    table = found.set_index(["seed", "curve"])
+    rows = []
+    for seed in settings.seeds:
+        if (seed, "induction") in table.index and (seed, "icl_score") in table.index:
+            induction, icl = table.loc[(seed, "induction")], table.loc[(seed, "icl_score")]
+            rows.append(
+                {"seed": seed}
+                | {
+                    f"{place}_distance": float(icl[place]) - float(induction[place])
+                    for place in ("onset", "step", "onset_tokens", "step_tokens")
+                }
+            )
+    columns = ["seed", "onset_distance", "step_distance"]
+    return pd.DataFrame(rows, columns=None if rows else columns)
+
+
+def across_changes(curves: pd.DataFrame, changes: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    """What the losses do between onset and end of the induction change, seed by seed."""
+    rows = []
+    for seed in settings.seeds:
+        run = _of(curves, TWO_LAYER, seed).set_index("step")
+        change = _of(changes, TWO_LAYER, seed).set_index("curve")
+        row: dict[str, float] = {"seed": seed}
+        for curve in CURVES:
+            row[f"{curve}_size"] = change.loc[curve, "size"]
+        if change.loc["induction", "found"]:
+            onset, end = (
+                run.loc[_nearest(run.index, change.loc["induction", place])]
+                for place in ("onset", "end")
+            )
+            row["icl_score_drop"] = onset["icl_score"] - end["icl_score"]
+            for split in ("predictable", "other"):
+                row[f"{split}_drop"] = onset[f"{split}_loss"] - end[f"{split}_loss"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _of(table: pd.DataFrame, model: str, seed: int) -> pd.DataFrame:
+    return table[(table["model"] == model) & (table["seed"] == seed)]
+
+
+def _nearest(steps: pd.Index, wanted: float) -> int:
+    return int(steps[np.abs(steps - wanted).argmin()])
+
+
+def ablate_groups(
+    folder: Path, config: RunConfig, settings: Settings, heads: pd.DataFrame, seed: int
+) -> pd.DataFrame:
+    """What taking each group of heads away does to the trained model, beside its controls.
+
+    Groups are chosen by the last probe's scores; effects are measured on other sequences.
+    """
+    model = load_model(folder)
+    stream, _ = open_stream(config)
+    inputs = token_inputs(model, stream.held_out(settings.ablation_sequences))
+    norms = head_output_norms(model, inputs)
+    last = _of(heads, TWO_LAYER, seed)
+    groups = head_groups(last[last["step"] == last["step"].max()], norms)
+    icl = IclScore(config.probe.icl_early, config.probe.icl_late)
+    clean = {
+        "icl_score": sequence_metric(model, inputs, icl),
+        "loss": sequence_metric(model, inputs, mean_token_loss),
+    }
+    return pd.DataFrame(
+        [_ablation_row(model, inputs, group, chosen, icl, clean, seed) for group, chosen in groups]
+    )
+
+
+def _ablation_row(
+    model: Transformer,
+    inputs: Inputs,
+    group: str,
+    chosen: Sequence[Head],
+    icl: IclScore,
+    clean: dict[str, np.ndarray],
+    seed: int,
+) -> dict[str, object]:
+    score = ablate_together(model, inputs, chosen, icl, clean["icl_score"])
+    loss = ablate_together(model, inputs, chosen, mean_token_loss, clean["loss"])
+    return {
+        "seed": seed,
+        "group": group,
+        "heads": " ".join(head_label(*head) for head in chosen),
+        "n_heads": len(chosen),
+        "icl_score": float(score.clean.mean()),
+        "icl_score_ablated": float(score.ablated.mean()),
+        "effect": score.mean,
+        "effect_se": score.standard_error,
+        "loss": float(loss.clean.mean()),
+        "loss_ablated": float(loss.ablated.mean()),
+        "loss_effect": loss.mean,
+        "loss_effect_se": loss.standard_error,
+        "n": len(score.clean),
+    }
+
+
+def head_groups(last: pd.DataFrame, norms: np.ndarray) -> list[tuple[str, list[Head]]]:
+    """The heads to take away together, each group followed by its controls.
+
+    Induction heads are those of the strongest one's layer with at least half its score;
+    previous-token heads likewise, among the layers below. At most half a layer's heads are
+    taken, so that controls are left in it.
+    """
+    induction = _strongest(last, "induction", norms.shape[1])
+    below = last[last["layer"] < induction[0][0]]
+    previous = _strongest(below, "previous_token", norms.shape[1]) if len(below) else []
+    groups = []
+    for name, chosen in (("induction heads", induction), ("previous-token heads", previous)):
+        if chosen:
+            groups.append((name, chosen))
+            controls = control_heads(chosen, norms)
+            if controls:
+                groups.append((f"controls of the {name}", controls))
+    return groups
+
+
+def _strongest(scores: pd.DataFrame, column: str, n_heads: int) -> list[Head]:
+    ordered = scores.sort_values(column, ascending=False)
+    best = ordered.iloc[0]
+    same_layer = ordered[ordered["layer"] == best["layer"]]
+    strong = same_layer[same_layer[column] >= 0.5 * best[column]].head(max(1, n_heads // 2))
+    return [(int(row.layer), int(row.head)) for row in strong.itertuples()]
+
+
+def findings(
+    curves: pd.DataFrame,
+    changes: pd.DataFrame,
+    across: pd.DataFrame,
+    ablation: pd.DataFrame,
+    settings: Settings,
+) -> list[str]:
+    """What the tables say, in sentences."""
+    lines = []
+    for model in (TWO_LAYER, CONTROL):
+        for curve, label in (
+            ("induction", "the best induction score"),
+            ("icl_score", "the in-context-learning score"),
+        ):
+            verdicts = changes[(changes["model"] == model) & (changes["curve"] == curve)]
+            lines.append(_change_sentence(model, label, verdicts))
+        final = [
+            _of(curves, model, seed).sort_values("step").iloc[[0, -1]] for seed in settings.seeds
+        ]
+        induction = ", ".join(f"{ends['best_induction'].iloc[-1]:.3f}" for ends in final)
+        icl = ", ".join(
+            f"{ends['icl_score'].iloc[0]:+.2f} to {ends['icl_score'].iloc[-1]:+.2f}"
+            for ends in final
+        )
+        lines.append(
+            f"The {model} model ends with best induction scores {induction}; its in-context-"
+            f"learning score goes from {icl} nats (seeds {_list(settings.seeds)})."
+        )
+    if "predictable_drop" in across:
+        drops = ", ".join(
+            f"{row.predictable_drop:.2f} against {row.other_drop:.2f}"
+            for row in across.dropna(subset=["predictable_drop"]).itertuples()
+        )
+        lines.append(
+            "Across the induction change the loss of tokens that an induction rule predicts falls "
+            f"by more than that of the others: {drops} nats."
+            if (across["predictable_drop"] > across["other_drop"]).all()
+            else f"Across the induction change the losses of predictable and other tokens fall by "
+            f"{drops} nats."
+        )
+    for group, rows in ablation.groupby("group", sort=False):
+        effects = ", ".join(f"{row.effect:+.2f} ± {row.effect_se:.2f}" for row in rows.itertuples())
+        lines.append(
+            f"Zeroing the {group} together changes the two-layer model's in-context-learning "
+            f"score by {effects} nats."
+        )
+    return lines
+
+
+def _change_sentence(model: str, label: str, verdicts: pd.DataFrame) -> str:
+    found = verdicts[verdicts["found"]]
+    if found.empty:
+        return f"The {model} model has no change in {label} in any of {len(verdicts)} seeds."
+    summary = summarize_changes(
+        [
+            Change(row.found, row.reason, row.step, row.onset, row.end, row.width, row.size)
+            for row in verdicts.itertuples()
+        ]
+    )
+    assert summary.step is not None
+    assert summary.width is not None
+    return (
+        f"The {model} model has a change in {label} in {summary.n_found} of {summary.n_curves} "
+        f"seeds, midway at step {summary.step.mean:.0f} (from {summary.step.low:.0f} to "
+        f"{summary.step.high:.0f} over seeds), {summary.width.mean:.0f} steps wide."
+    )
+
+
+def _list(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,36 @@
+"""Interpretability for multi-head attention.
+
+Public names are imported when they are first used: `import interp` does not import torch.
+"""
+
+import importlib
+
+_HOMES = {
+    "AnalysisError": "interp.errors",
+    "ConfigError": "interp.errors",
+    "HeadScores": "interp.tables",
+    "InterpError": "interp.errors",
+    "ModelConfig": "interp.config",
+    "ModelError": "interp.errors",
+    "RunConfig": "interp.config",
+    "ShapeError": "interp.errors",
+    "Transformer": "interp.models.transformer",
+    "ablate": "interp.ablation.sweep",
+    "analysis": "interp.registry",
+    "analyze": "interp.measure",
+    "load_config": "interp.config",
+    "load_model": "interp.models.loading",
+    "report": "interp.views.report",
+    "train": "interp.training.loop",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'interp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Taking heads away, and what that changes."""

@@ -1,0 +1,1 @@
+"""The model: attention mathematics, layers, the hooked transformer, and loading it."""

@@ -1,0 +1,162 @@
+"""Attention heads as a module: projections, positions, hooks, and the choice of path.
+
+Scores and pattern are tensors only in a call in which somebody hooked one of them; otherwise the
+fused operator runs. The heads share one projection each for Q, K, V and O: no loop over heads.
+"""
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from interp.config import ModelConfig
+from interp.models.attention import (
+    allowed_keys,
+    attention_pattern,
+    attention_scores,
+    fused_attention,
+    weighted_values,
+)
+from interp.models.layers import Rotary, bias_of, hook_point
+
+
+class GroupedAttention(nn.Module):
+    """MHA, GQA and MQA: `n_heads` query heads over `n_key_value_heads` key and value heads.
+
+    Raw PyTorch forward hooks on a hook point are not seen; use the model's `hooks`,
+    `run_with_hooks`, `run_with_cache` or `add_hook`.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        heads = config.attention
+        self.n_heads = heads.n_heads
+        self.n_key_value_heads = config.n_key_value_heads
+        self.d_head = config.d_head
+        self.scale = self.d_head**-0.5
+        self.dropout = config.dropout
+        kv_width = self.n_key_value_heads * self.d_head
+        self.q_proj = nn.Linear(config.d_model, self.n_heads * self.d_head, bias=heads.bias)
+        self.k_proj = nn.Linear(config.d_model, kv_width, bias=heads.bias)
+        self.v_proj = nn.Linear(config.d_model, kv_width, bias=heads.bias)
+        self.o_proj = nn.Linear(self.n_heads * self.d_head, config.d_model, bias=heads.bias)
+        # Zero is an even mix of a key and the one before it.
+        self.smear = (
+            nn.Parameter(torch.zeros(self.n_key_value_heads)) if heads.smeared_keys else None
+        )
+        self.rotary = (
+            Rotary(config.n_ctx, self.d_head, config.rotary_base)
+            if config.positional_embedding_type == "rotary"
+            else None
+        )
+        self.hook_q = hook_point()
+        self.hook_k = hook_point()
+        self.hook_v = hook_point()
+        if self.rotary is not None:
+            self.hook_rot_q = hook_point()
+            self.hook_rot_k = hook_point()
+        self.hook_attn_scores = hook_point()
+        self.hook_pattern = hook_point()
+        self.hook_z = hook_point()
+        self.hook_result = hook_point()
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        *,
+        positions: Int[Tensor, "#batch pos"],
+        shortformer: Float[Tensor, "#batch pos d_model"] | None = None,
+        key_mask: Bool[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """What the layer adds to the residual stream.
+
+        `shortformer` is added to the inputs of queries and keys, never to those of values.
+        """
+        placed = x if shortformer is None else x + shortformer
+        q = self.q_proj(placed).unflatten(2, (-1, self.d_head))
+        k = self.k_proj(placed).unflatten(2, (-1, self.d_head))
+        v = self.v_proj(x).unflatten(2, (-1, self.d_head))
+        if self.smear is not None:
+            k = _smear_keys(k, self.smear, key_mask)
+        q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
+        if self.rotary is not None:
+            q = self.hook_rot_q(self.rotary(q, positions))
+            k = self.hook_rot_k(self.rotary(k, positions))
+        z = self.hook_z(self._attend(q, k, v, key_mask))
+        if self.hook_result.has_hooks():
+            result = torch.einsum("bphd,hdm->bphm", z, self.W_O)
+            return self.hook_result(result).sum(dim=2) + self.b_O
+        return self.o_proj(z.flatten(2))
+
+    def _attend(
+        self,
+        q: Float[Tensor, "batch pos n_heads d_head"],
+        k: Float[Tensor, "batch pos n_key_value_heads d_head"],
+        v: Float[Tensor, "batch pos n_key_value_heads d_head"],
+        key_mask: Bool[Tensor, "batch pos"] | None,
+    ) -> Float[Tensor, "batch pos n_heads d_head"]:
+        # Functional attention applies whatever probability it is given, in eval too.
+        dropout = self.dropout if self.training else 0.0
+        if not (self.hook_attn_scores.has_hooks() or self.hook_pattern.has_hooks()):
+            return fused_attention(q, k, v, scale=self.scale, key_mask=key_mask, dropout=dropout)
+        allowed = allowed_keys(q.shape[1], key_mask, q.device)
+        scores = self.hook_attn_scores(attention_scores(q, k, allowed, self.scale))
+        pattern = self.hook_pattern(attention_pattern(scores))
+        return weighted_values(nn.functional.dropout(pattern, dropout), v)
+
+    @property
+    def W_Q(self) -> Float[Tensor, "n_heads d_model d_head"]:
+        """Query weights, in TransformerLens's layout."""
+        return rearrange(self.q_proj.weight, "(h d) m -> h m d", d=self.d_head)
+
+    @property
+    def W_K(self) -> Float[Tensor, "n_key_value_heads d_model d_head"]:
+        """Key weights, in TransformerLens's layout; not repeated for grouped heads."""
+        return rearrange(self.k_proj.weight, "(h d) m -> h m d", d=self.d_head)
+
+    @property
+    def W_V(self) -> Float[Tensor, "n_key_value_heads d_model d_head"]:
+        """Value weights, in TransformerLens's layout; not repeated for grouped heads."""
+        return rearrange(self.v_proj.weight, "(h d) m -> h m d", d=self.d_head)
+
+    @property
+    def W_O(self) -> Float[Tensor, "n_heads d_head d_model"]:
+        """Output weights of each head, in TransformerLens's layout."""
+        return rearrange(self.o_proj.weight, "m (h d) -> h d m", d=self.d_head)
+
+    @property
+    def b_Q(self) -> Float[Tensor, "n_heads d_head"]:
+        """Query bias; zeros where there is none."""
+        return rearrange(bias_of(self.q_proj), "(h d) -> h d", d=self.d_head)
+
+    @property
+    def b_K(self) -> Float[Tensor, "n_key_value_heads d_head"]:
+        """Key bias; zeros where there is none."""
+        return rearrange(bias_of(self.k_proj), "(h d) -> h d", d=self.d_head)
+
+    @property
+    def b_V(self) -> Float[Tensor, "n_key_value_heads d_head"]:
+        """Value bias; zeros where there is none. `hook_v` already holds it."""
+        return rearrange(bias_of(self.v_proj), "(h d) -> h d", d=self.d_head)
+
+    @property
+    def b_O(self) -> Float[Tensor, " d_model"]:
+        """Output bias, which belongs to no head; zeros where there is none."""
+        return bias_of(self.o_proj)
+
+
+def _smear_keys(
+    k: Float[Tensor, "batch pos heads d_head"],
+    logit: Float[Tensor, " heads"],
+    key_mask: Bool[Tensor, "batch pos"] | None,
+) -> Float[Tensor, "batch pos heads d_head"]:
+    """Each key mixed with the one before it; the first real token keeps its own.
+
+    Source: Olsson et al. 2022, "In-context Learning and Induction Heads", smeared keys.
+    """
+    before = torch.cat((k[:, :1], k[:, :-1]), dim=1)
+    if key_mask is not None:
+        has_before = torch.cat((key_mask[:, :1], key_mask[:, :-1]), dim=1)
+        before = torch.where(has_before[:, :, None, None], before, k)
+    share = logit.sigmoid()[:, None].to(k.dtype)  # under autocast the logit stays float32
+    return share * k + (1 - share) * before

@@ -1,0 +1,487 @@
+"""The transformer with a hook on every head, under TransformerLens's names.
+
+It subclasses `HookedRootModule` and tightens what that class leaves loose: caches hold copies,
+unknown hook names are refused, positions are sliced on every hook, and temporary hooks never take
+a user's own hooks away. This is the one module that imports transformer_lens at its top.
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import Slice
+
+from interp.config import ModelConfig
+from interp.errors import ModelError, ShapeError
+from interp.models.heads import GroupedAttention
+from interp.models.layers import MLP, bias_of, hook_point, norm
+from interp.models.vocabulary import Vocabulary, token_array
+
+ReturnType = Literal["logits", "loss", "both"] | None
+HookName = str | Callable[[str], bool]
+NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+
+
+@dataclass(frozen=True)
+class FlatConfig:
+    """The model's facts under TransformerLens's names. Changing one does not change the model."""
+
+    n_layers: int
+    n_heads: int
+    n_key_value_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int | None
+    d_vocab: int
+    n_ctx: int
+    act_fn: str | None
+    normalization_type: str | None
+    positional_embedding_type: str
+    attn_only: bool
+    gated_mlp: bool
+    eps: float
+    rotary_base: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    device: str
+    dtype: torch.dtype
+
+
+class HeadCache(ActivationCache):
+    """TransformerLens's `ActivationCache`, which knows that shortformer positions are never added
+    to the residual stream, so that its decompositions sum to it."""
+
+    def __init__(
+        self, cache_dict: dict[str, Tensor], model: "Transformer", has_batch_dim: bool = True
+    ):
+        super().__init__(cache_dict, model, has_batch_dim)
+        if model.cfg.positional_embedding_type == "shortformer":
+            self.has_pos_embed = False
+
+    def apply_slice_to_batch_dim(self, batch_slice: object) -> "HeadCache":
+        """The cache of the chosen sequences only."""
+        sliced = super().apply_slice_to_batch_dim(batch_slice)
+        return HeadCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
+
+
+class Block(nn.Module):
+    """One layer: attention and, unless the model is attention-only, an MLP; norms come first."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.ln1 = norm(config.normalization_type, config.d_model, config.eps)
+        self.attn = GroupedAttention(config)
+        self.hook_resid_pre = hook_point()
+        self.hook_attn_out = hook_point()
+        self.hook_resid_post = hook_point()
+        self.mlp = None if config.mlp is None else MLP(config.d_model, config.mlp)
+        if config.mlp is not None:
+            self.ln2 = norm(config.normalization_type, config.d_model, config.eps)
+            self.hook_resid_mid = hook_point()
+            self.hook_mlp_out = hook_point()
+
+    def forward(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        *,
+        positions: Int[Tensor, "#batch pos"],
+        shortformer: Float[Tensor, "#batch pos d_model"] | None,
+        key_mask: Bool[Tensor, "batch pos"] | None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream after this layer."""
+        resid = self.hook_resid_pre(resid)
+        attn_out = self.attn(
+            self.ln1(resid), positions=positions, shortformer=shortformer, key_mask=key_mask
+        )
+        resid = resid + self.hook_attn_out(self.dropout(attn_out))
+        if self.mlp is not None:
+            resid = self.hook_resid_mid(resid)
+            resid = resid + self.hook_mlp_out(self.dropout(self.mlp(self.ln2(resid))))
+        return self.hook_resid_post(resid)
+
+
+class Transformer(HookedRootModule):
+    """A decoder-only transformer with TransformerLens hook names, in eval mode until trained.
+
+    `seed` fixes the weights without touching the caller's random state. `vocabulary`, where given,
+    turns text into tokens and back. In-place edits in hooks work without gradients only.
+    """
+
+    @torch.random.fork_rng(devices=[])  # layers draw weights as they are made, before ours
+    def __init__(self, config: ModelConfig, *, seed: int = 0, vocabulary: Vocabulary | None = None):
+        super().__init__()
+        self.config = config
+        self.vocabulary = vocabulary
+        self.embed = nn.Embedding(config.d_vocab, config.d_model)
+        self.hook_embed = hook_point()
+        if config.positional_embedding_type in ("standard", "shortformer"):
+            self.pos_embed = nn.Embedding(config.n_ctx, config.d_model)
+            self.hook_pos_embed = hook_point()
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.ln_final = norm(config.normalization_type, config.d_model, config.eps)
+        self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=config.unembed_bias)
+        if config.tie_embeddings:
+            self.unembed.weight = self.embed.weight
+        self._initialise(seed)
+        self.eval()
+        self.setup()
+
+    def _initialise(self, seed: int) -> None:
+        std = self.config.init_std or self.config.d_model**-0.5
+        generator = torch.Generator().manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=std, generator=generator)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    @property
+    def cfg(self) -> FlatConfig:
+        """The model's facts, flat and under TransformerLens's names."""
+        config, weight = self.config, self.embed.weight
+        return FlatConfig(
+            n_layers=config.n_layers,
+            n_heads=config.attention.n_heads,
+            n_key_value_heads=config.n_key_value_heads,
+            d_model=config.d_model,
+            d_head=config.d_head,
+            d_mlp=config.mlp.d_mlp if config.mlp else None,
+            d_vocab=config.d_vocab,
+            n_ctx=config.n_ctx,
+            act_fn=config.mlp.act_fn if config.mlp else None,
+            normalization_type=(
+                None if config.normalization_type == "none" else config.normalization_type
+            ),
+            positional_embedding_type=config.positional_embedding_type,
+            attn_only=config.mlp is None,
+            gated_mlp=bool(config.mlp and config.mlp.gated),
+            eps=config.eps,
+            rotary_base=config.rotary_base,
+            tie_word_embeddings=config.tie_embeddings,
+            bos_token_id=config.bos_token_id,
+            device=str(weight.device),
+            dtype=weight.dtype,
+        )
+
+    def forward(
+        self,
+        tokens: object,
+        *,
+        attention_mask: Tensor | None = None,
+        return_type: ReturnType = "logits",
+        loss_per_token: bool = False,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor] | None:
+        """Logits `[batch, pos, d_vocab]`, the next-token loss in nats, both, or None.
+
+        `tokens` are ids `[batch, pos]` or `[pos]`, or text where the model has a vocabulary; with
+        `start_at_layer` they are the residual stream `[batch, pos, d_model]` entering that layer.
+        `stop_at_layer` returns the residual stream entering that layer instead. In
+        `attention_mask` `[batch, pos]` 1 marks a real token; left padding corrects positions.
+        The loss is a mean over real next tokens; with `loss_per_token` it is `[batch, pos - 1]`,
+        where element p belongs to the prediction of token p + 1 and padding holds 0.
+
+        Raises: ShapeError for a sequence longer than `n_ctx`, ids outside the vocabulary, or a
+        mask of another shape; ModelError for text without a vocabulary.
+        """
+        if return_type not in ("logits", "loss", "both", None):
+            raise ModelError(
+                f"return_type = {return_type!r}: one of 'logits', 'loss', 'both', None"
+            )
+        ids: Tensor | None = None
+        if start_at_layer is None:
+            ids = self.to_tokens(tokens)
+            shape = ids.shape
+        else:
+            # A copy: a hook may edit in place, and the residual is the caller's.
+            resid = self._check_residual(tokens).clone()
+            shape = resid.shape[:2]
+            if return_type in ("loss", "both") and stop_at_layer is None:
+                raise ModelError("a loss needs token ids; start_at_layer has only a residual")
+        if shape[1] > self.config.n_ctx:
+            raise ShapeError(f"sequence {shape[1]} > n_ctx {self.config.n_ctx}")
+        key_mask = self._key_mask(attention_mask, shape)
+        positions = self._positions(shape[1], key_mask)
+        placed = self._position_embedding(positions, shape[0])
+        shortformer = None
+        if self.config.positional_embedding_type == "shortformer":
+            shortformer = placed
+        if ids is not None:
+            resid = self.hook_embed(self.embed(ids))
+            if placed is not None and shortformer is None:
+                resid = resid + placed
+            resid = self.dropout(resid)
+        for block in self._layers(start_at_layer, stop_at_layer):
+            resid = block(resid, positions=positions, shortformer=shortformer, key_mask=key_mask)
+        if stop_at_layer is not None:
+            return resid
+        logits = self.unembed(self.ln_final(resid))
+        if return_type is None:
+            return None
+        if return_type == "logits":
+            return logits
+        assert ids is not None  # checked above
+        losses = next_token_losses(logits, ids, key_mask)
+        loss = losses if loss_per_token else mean_loss(losses, key_mask)
+        return loss if return_type == "loss" else (logits, loss)
+
+    def _check_residual(self, resid: object) -> Float[Tensor, "batch pos d_model"]:
+        if (
+            not isinstance(resid, Tensor)
+            or resid.ndim != 3
+            or resid.shape[2] != self.config.d_model
+        ):
+            given = tuple(resid.shape) if isinstance(resid, Tensor) else type(resid).__name__
+            raise ShapeError(
+                f"start_at_layer takes a residual [batch, pos, {self.config.d_model}], got {given}"
+            )
+        return resid
+
+    def _layers(self, start: int | None, stop: int | None) -> list[nn.Module]:
+        n_layers = self.config.n_layers
+        for name, layer in (("start_at_layer", start), ("stop_at_layer", stop)):
+            if layer is not None and not -n_layers <= layer <= n_layers:
+                raise ShapeError(f"{name} = {layer}, but the model has {n_layers} layers")
+        return list(self.blocks)[start:stop]
+
+    def _key_mask(
+        self, attention_mask: Tensor | None, shape: Sequence[int]
+    ) -> Bool[Tensor, "batch pos"] | None:
+        if attention_mask is None:
+            return None
+        if attention_mask.shape != tuple(shape):
+            raise ShapeError(
+                f"attention_mask {list(attention_mask.shape)} for tokens {list(shape)}"
+            )
+        key_mask = attention_mask.to(self.embed.weight.device).bool()
+        # An all-ones mask is no mask: the same operator, the same bits.
+        return None if bool(key_mask.all()) else key_mask
+
+    def _positions(
+        self, n_pos: int, key_mask: Bool[Tensor, "batch pos"] | None
+    ) -> Int[Tensor, "#batch pos"]:
+        if key_mask is None:
+            return torch.arange(n_pos, device=self.embed.weight.device)[None]
+        return (key_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+    def _position_embedding(
+        self, positions: Int[Tensor, "#batch pos"], batch: int
+    ) -> Float[Tensor, "#batch pos d_model"] | None:
+        if self.config.positional_embedding_type not in ("standard", "shortformer"):
+            return None
+        placed = self.pos_embed(positions)
+        if not self.hook_pos_embed.has_hooks():
+            return placed
+        # A hook sees, and may edit, one row for each sequence.
+        return self.hook_pos_embed(placed.expand(batch, -1, -1).clone())
+
+    # --- tokens -----------------------------------------------------------------------------
+
+    def to_tokens(self, text: object) -> Int[Tensor, "batch pos"]:
+        """Token ids `[batch, pos]` on the model's device, from ids or text.
+
+        Ids are taken exactly as given. Text is encoded by the model's vocabulary, which puts its
+        BOS in front where it has one.
+
+        Raises: ModelError for text without a vocabulary; ShapeError for ids that do not fit.
+        """
+        if isinstance(text, str) or (
+            isinstance(text, Sequence) and text and isinstance(text[0], str)
+        ):
+            if self.vocabulary is None:
+                raise ModelError("this model has no tokenizer: give token ids, not text")
+            text = self.vocabulary.encode(text)
+        ids = token_array(text).to(self.embed.weight.device)
+        if ids.numel() == 0:
+            raise ShapeError("the prompt is empty: at least one token is needed")
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.config.d_vocab:
+            raise ShapeError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of "
+                f"{self.config.d_vocab}"
+            )
+        return ids
+
+    def to_single_token(self, text: str) -> int:
+        """The id of a text that is one token.
+
+        Raises: ModelError where the text is not one token.
+        """
+        if self.vocabulary is None:
+            raise ModelError("this model has no tokenizer: give token ids, not text")
+        return self.vocabulary.single_token(text)
+
+    def tokens_to_residual_directions(self, tokens: object) -> Float[Tensor, "*tokens d_model"]:
+        """The unembedding direction of each token, without the final norm's gain."""
+        if isinstance(tokens, str):
+            tokens = self.to_single_token(tokens)
+        return self.unembed.weight[torch.as_tensor(tokens, device=self.unembed.weight.device)]
+
+    # --- hooks ------------------------------------------------------------------------------
+
+    def add_hook(
+        self,
+        name: HookName,
+        hook: Callable,
+        dir: Literal["fwd", "bwd"] = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Attach a hook that stays until `reset_hooks`. Returns nothing: there is no handle.
+
+        Raises: ModelError for a name that is no hook, listing near ones.
+        """
+        for known in self._hook_names(name):
+            self.hook_dict[known].add_hook(
+                hook, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend
+            )
+
+    def _enable_hook(self, name: HookName, hook: Callable, dir: Literal["fwd", "bwd"]) -> None:
+        self.add_hook(name, hook, dir=dir, level=self.context_level)
+
+    def run_with_cache(
+        self,
+        *model_args: object,
+        names_filter: NamesFilter = None,
+        device: str | torch.device | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: object = None,
+        **model_kwargs: object,
+    ) -> tuple[Tensor | tuple[Tensor, Tensor] | None, HeadCache]:
+        """The model's output, and copies of its activations in an `ActivationCache`.
+
+        Without `names_filter` everything is kept except `hook_result`, which is d_model wide for
+        every head and is built only when asked for. `pos_slice` slices positions (queries, for
+        scores and patterns) on every hook. `incl_bwd` calls backward on the output, which has to
+        be a scalar, and adds the gradients as `<name>_grad`.
+
+        Raises: ModelError for names that match no hook; ShapeError for `remove_batch_dim` on a
+        batch of several.
+        """
+        if names_filter is None:
+            names = [name for name in self.hook_dict if not name.endswith("hook_result")]
+        else:
+            names = self._hook_names(names_filter)
+        keep = Slice.unwrap(pos_slice)
+        stored: dict[str, Tensor] = {}
+
+        def store(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
+            pos_dim = 2 if str(hook.name).endswith(("hook_attn_scores", "hook_pattern")) else 1
+            copy = keep.apply(tensor.detach(), dim=pos_dim).clone()
+            if device is not None:
+                copy = copy.to(device)
+            if remove_batch_dim:
+                if copy.shape[0] != 1:
+                    raise ShapeError(f"remove_batch_dim on a batch of {copy.shape[0]}")
+                copy = copy[0]
+            stored[str(hook.name) + suffix] = copy
+
+        def keep_value(tensor: Tensor, hook: HookPoint) -> None:
+            store(tensor, hook, "")
+
+        def keep_gradient(tensor: Tensor, hook: HookPoint) -> None:
+            store(tensor, hook, "_grad")
+
+        with self.hooks(
+            fwd_hooks=[(name, keep_value) for name in names],
+            bwd_hooks=[(name, keep_gradient) for name in names] if incl_bwd else [],
+            reset_hooks_end=reset_hooks_end,
+            clear_contexts=clear_contexts,
+        ):
+            out = self(*model_args, **model_kwargs)
+            if incl_bwd:
+                out.backward()
+        return out, HeadCache(stored, self, has_batch_dim=not remove_batch_dim)
+
+    def _hook_names(self, wanted: NamesFilter) -> list[str]:
+        if callable(wanted):
+            names = [name for name in self.hook_dict if wanted(name)]
+            if not names:
+                raise ModelError(
+                    f"no hook matches the predicate; the model has {len(self.hook_dict)}, "
+                    f"such as {', '.join(list(self.hook_dict)[:3])}"
+                )
+            return names
+        names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+        if not names:
+            raise ModelError("no hook names were given")
+        for name in names:
+            if name not in self.hook_dict:
+                near = difflib.get_close_matches(name, self.hook_dict, n=3, cutoff=0.4)
+                hint = f"did you mean {' or '.join(near)}?" if near else "see model.hook_dict"
+                raise ModelError(f"no hook {name!r}; {hint}")
+        return names
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(
+                f"Transformer has no {name!r}; the TransformerLens tools that run on it are "
+                "listed in docs/architecture.md"
+            ) from None
+
+    # --- weights in TransformerLens's layout ------------------------------------------------
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """Token embedding."""
+        return self.embed.weight
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """Learned positions, standard or shortformer."""
+        return self.pos_embed.weight
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """Unembedding."""
+        return rearrange(self.unembed.weight, "vocab model -> model vocab")
+
+    @property
+    def b_U(self) -> Float[Tensor, " d_vocab"]:
+        """Unembedding bias; zeros where there is none."""
+        return bias_of(self.unembed)
+
+
+def next_token_losses(
+    logits: Float[Tensor, "batch pos d_vocab"],
+    tokens: Int[Tensor, "batch pos"],
+    key_mask: Bool[Tensor, "batch pos"] | None = None,
+) -> Float[Tensor, "batch pos-1"]:
+    """Cross-entropy in nats of each next token: element p is the prediction of token p + 1.
+
+    0 where either token is padding. Computed in float32 at least.
+    """
+    # The last position predicts nothing; giving it a dummy target spares a copy of the logits.
+    targets = torch.cat((tokens[:, 1:], tokens[:, :1]), dim=1)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="none")
+    losses = losses.unflatten(0, tokens.shape)[:, :-1]
+    if key_mask is None:
+        return losses
+    return losses.masked_fill(~(key_mask[:, :-1] & key_mask[:, 1:]), 0.0)
+
+
+def mean_loss(
+    losses: Float[Tensor, "batch targets"], key_mask: Bool[Tensor, "batch pos"] | None = None
+) -> Float[Tensor, ""]:
+    """The mean over real next tokens, in nats; NaN where there is none."""
+    if key_mask is None:
+        return losses.mean()
+    return losses.sum() / (key_mask[:, :-1] & key_mask[:, 1:]).sum()

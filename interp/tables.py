@@ -1,0 +1,176 @@
+"""Results as tidy tables: one row for each head, with units, standard errors, nulls, provenance.
+
+Figures and reports are drawn from these, never from models. Files are strict JSON and CSV; heads
+are two integer columns, because a label such as 1.10 reads back as the number 1.1.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from interp.errors import AnalysisError, ShapeError
+
+_HEAD = re.compile(r"(?:L?(\d+)[.H])(\d+|\*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """One analysis of every head.
+
+    `table` has integer `layer` and `head`, then `<score>`, `<score>_se` (standard error over
+    independent sequences), `<score>_null` (the same measure where there is nothing to find), `n`
+    (sequences), and the analysis's own columns. `unit` is that of the score.
+    """
+
+    table: pd.DataFrame
+    score: str
+    unit: str
+    analysis: str
+    model: str
+    params: dict[str, object]
+    inputs: str
+    seed: int
+    summary: dict[str, object]
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+
+    def matrix(self, column: str | None = None) -> np.ndarray:
+        """`[n_layers, n_heads]` values of a column, NaN for heads not in the table."""
+        column = column or self.score
+        if column not in self.table:
+            raise AnalysisError(
+                f"no column {column!r}; the table has {', '.join(self.table.columns)}"
+            )
+        layer, head = self.table["layer"].to_numpy(), self.table["head"].to_numpy()
+        grid = np.full((layer.max() + 1, head.max() + 1), np.nan)
+        grid[layer, head] = self.table[column].to_numpy()
+        return grid
+
+    def top(self, n: int = 10) -> pd.DataFrame:
+        """The `n` heads with the highest score, highest first."""
+        ordered = self.table.sort_values(
+            [self.score, "layer", "head"], ascending=[False, True, True]
+        )
+        return ordered.head(n).reset_index(drop=True)
+
+    def to_json(self) -> str:
+        """Everything as strict JSON: missing numbers are null."""
+        return strict_json({**asdict(self), "table": self.table.to_dict(orient="records")})
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write `<name>.csv` and `<name>.json` into `folder`; returns the paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        name = self.analysis.replace("-", "_")
+        csv, record = folder / f"{name}.csv", folder / f"{name}.json"
+        write_text(csv, self.table.to_csv(index=False))
+        write_text(record, self.to_json() + "\n")
+        return [csv, record]
+
+    @classmethod
+    def load(cls, path: Path) -> "HeadScores":
+        """The scores in a JSON file that `save` wrote.
+
+        Raises: AnalysisError where the file is missing or is something else.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            # A column of nulls is one of missing numbers.
+            table = pd.DataFrame(data.pop("table")).fillna(np.nan).infer_objects()
+            return cls(table=table.astype({"layer": int, "head": int}), **data)
+        except FileNotFoundError:
+            raise AnalysisError(f"{path}: no such file") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise AnalysisError(f"{path}: not a head-score file: {error}") from None
+
+
+def head_label(layer: int, head: int) -> str:
+    """`5.1`: how heads are written."""
+    return f"{layer}.{head}"
+
+
+def parse_heads(words: str | Iterable[str], n_layers: int, n_heads: int) -> list[tuple[int, int]]:
+    """The (layer, head) pairs that some text names, each once, in the order given.
+
+    `5.1` and `L5H1` are layer 5 head 1, `1.10` is layer 1 head 10, `7.*` all heads of layer 7;
+    commas and spaces separate.
+
+    Raises: ShapeError for anything else, or a head the model does not have.
+    """
+    text = words if isinstance(words, str) else ",".join(words)
+    heads: dict[tuple[int, int], None] = {}
+    for word in re.split(r"[,\s]+", text.strip()):
+        if not word:
+            continue
+        match = _HEAD.fullmatch(word)
+        if match is None:
+            raise ShapeError(f"head {word!r}: written like 5.1, L5H1, or 5.* for a whole layer")
+        layer = int(match[1])
+        if layer >= n_layers or (match[2] != "*" and int(match[2]) >= n_heads):
+            raise ShapeError(
+                f"head {word!r} is out of range: the model has layers 0 to {n_layers - 1} with "
+                f"heads 0 to {n_heads - 1}"
+            )
+        chosen = range(n_heads) if match[2] == "*" else [int(match[2])]
+        heads.update(dict.fromkeys((layer, head) for head in chosen))
+    if not heads:
+        raise ShapeError("no head was named")
+    return list(heads)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    names = ("interp", "torch", "transformer-lens", "numpy")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def strict_json(value: object, indent: int | None = 2) -> str:
+    """JSON that every parser accepts: numbers as numbers, missing and infinite ones as null."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, tensors of any dtype
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)
+
+
+def _key(key: object) -> str:
+    return ".".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none of it: filled aside, then published by one rename."""
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        # mkstemp's file is for its owner only; a result is as readable as its folder's others.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(scratch, 0o666 & ~umask)
+        os.replace(scratch, path)
+    except BaseException:
+        os.unlink(scratch)
+        raise

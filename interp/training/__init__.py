@@ -1,0 +1,1 @@
+"""Training: the loop, checkpoints, probes and change-point detection."""

@@ -1,0 +1,141 @@
+"""What is measured while a model trains, on one axis of steps and tokens.
+
+The sequences are fixed before training and the same for every seed, so that curves differ by the
+model alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp import registry
+from interp.config import ModelConfig, ProbeConfig
+from interp.data.repeated import TokenBatch, predictable_pairs, repeated_tokens
+from interp.measure import CHUNK, measure, sequence_statistics
+from interp.models.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The numbers of one moment of training."""
+
+    metrics: dict[str, float]
+    heads: list[dict[str, int | float]]
+
+
+class Probe:
+    """The fixed sequences of a run, and what they say of a model.
+
+    `loss` is the held-out loss; `icl_score` the mean loss at the late positions minus that at the
+    early ones (below 0: context helps); `predictable_loss` and `other_loss` split the held-out
+    tokens by whether an induction rule predicts them, `predictable_share` is their share.
+    `first_copy_loss` and `second_copy_loss` are on repeated random tokens. Heads are scored by
+    `induction` on the repeated tokens, `previous_token` and `sink` on the held-out ones. Losses are
+    in nats, scores attention probabilities.
+    """
+
+    def __init__(self, config: ProbeConfig, model: ModelConfig, held_out: Int[Tensor, "b pos"]):
+        self.icl = IclScore(config.icl_early, config.icl_late)
+        self.held_out = TokenBatch(held_out, torch.full_like(held_out, -1))
+        self.predictable = predictable_pairs(held_out)
+        self.repeated = [
+            repeated_tokens(config.repeats, block, model.d_vocab, seed=0, bos=model.bos_token_id)
+            for block in config.blocks
+        ]
+
+    def measure(self, model: Transformer) -> Measurement:
+        """The metrics of the model and the scores of its heads; the model's mode is kept."""
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            losses = token_losses(model, self.held_out.tokens)
+            first, second = zip(
+                *(copy_losses(model, batch) for batch in self.repeated), strict=True
+            )
+            induction = measure(model, [registry.get("induction")], self.repeated)
+            others = measure(
+                model, [registry.get("previous-token"), registry.get("sinks")], [self.held_out]
+            )
+        model.train(training)
+        metrics = {
+            "loss": losses.mean().item(),
+            "icl_score": self.icl(losses).mean().item(),
+            "predictable_loss": losses[self.predictable].mean().item(),
+            "other_loss": losses[~self.predictable].mean().item(),
+            "predictable_share": self.predictable.double().mean().item(),
+            "first_copy_loss": float(np.mean(first)),
+            "second_copy_loss": float(np.mean(second)),
+        }
+        return Measurement(metrics, _head_rows({**induction, **others}))
+
+
+@dataclass(frozen=True)
+class IclScore:
+    """The in-context-learning score of each sequence: late loss minus early loss, in nats.
+
+    Positions are inclusive, and position p is where token p is predicted. Below 0 the context
+    helps. Source: Olsson et al. 2022, who take token 500 minus token 50.
+    """
+
+    early: tuple[int, int]
+    late: tuple[int, int]
+
+    def __call__(self, losses: Float[Tensor, "batch losses"]) -> Float[Tensor, " batch"]:
+        return self._mean(losses, self.late) - self._mean(losses, self.early)
+
+    def _mean(
+        self, losses: Float[Tensor, "batch losses"], positions: tuple[int, int]
+    ) -> Float[Tensor, " batch"]:
+        # Token p is predicted from position p - 1, which is the index of its loss.
+        return losses[:, positions[0] - 1 : positions[1]].mean(dim=1)
+
+
+def token_losses(
+    model: Transformer, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch losses"]:
+    """The loss of every next token, in nats, on the CPU; element p belongs to token p + 1."""
+    parts = [
+        model(chunk.to(model.cfg.device), return_type="loss", loss_per_token=True).cpu()
+        for chunk in tokens.split(CHUNK)
+    ]
+    return torch.cat(parts)
+
+
+def copy_losses(model: Transformer, batch: TokenBatch) -> tuple[float, float]:
+    """Mean loss on the first copy, and on the part of the second that can be predicted.
+
+    The first token of the second copy cannot: nothing says that the block repeats. That leaves
+    n - 1 losses a sequence.
+    """
+    return split_copies(token_losses(model, batch.tokens), batch)
+
+
+def split_copies(losses: Float[Tensor, "batch losses"], batch: TokenBatch) -> tuple[float, float]:
+    """`copy_losses` from per-token losses."""
+    assert batch.block is not None
+    start = int(batch.bos)
+    first = losses[:, max(start - 1, 0) : start + batch.block - 1]
+    second = losses[:, start + batch.block : start + 2 * batch.block - 1]
+    return first.mean().item(), second.mean().item()
+
+
+def _head_rows(
+    values: Mapping[str, Float[np.ndarray, "layer _ n_heads"]],
+) -> list[dict[str, int | float]]:
+    means = {name: sequence_statistics(scores)[0] for name, scores in values.items()}
+    n_layers, n_heads = means["induction"].shape
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "induction": float(means["induction"][layer, head]),
+            "previous_token": float(means["previous-token"][layer, head]),
+            "sink": float(means["sinks"][layer, head]),
+        }
+        for layer in range(n_layers)
+        for head in range(n_heads)
+    ]

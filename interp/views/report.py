@@ -1,0 +1,76 @@
+"""Reports: one self-contained HTML file for a folder of results.
+
+One invariant: the same results give the same bytes; every date and version comes from the results.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from interp.errors import AnalysisError
+from interp.tables import HeadScores, write_text
+from interp.views import page
+from interp.views.run_report import phase_change_page, training_page
+from interp.views.scores_report import read_scores, scores_page
+
+_PAGES = {"train": training_page, "phase-change": phase_change_page}
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a folder of results and return its path.
+
+    The folder is a training run or an experiment (its `run.json` says which by `kind`), or holds
+    the JSON files of analyses.
+
+    Raises:
+        AnalysisError: the folder is none of these, or one of its files cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise AnalysisError(f"{folder}: no such folder; a report is made of a folder of results")
+    path = folder / "report.html"
+    write_text(path, page.render(_page(folder)))
+    return path
+
+
+def report(results: Sequence[HeadScores], path: Path | str) -> Path:
+    """Write one page of any number of head scores to `path` and return it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page.render(scores_page(results, "Head scores")))
+    return path
+
+
+def head_scores_page(scores: HeadScores) -> str:
+    """The HTML page of one analysis: the map of its scores, the strongest heads, its facts."""
+    return page.render(scores_page([scores], f"{scores.analysis.capitalize()} of {scores.model}"))
+
+
+def _page(folder: Path) -> page.Page:
+    facts = _facts(folder / "run.json")
+    kind = facts.get("kind")
+    if isinstance(kind, str) and kind in _PAGES:
+        return _PAGES[kind](folder, facts)
+    saved = [read_scores(path) for path in sorted(folder.glob("*.json")) if path.name != "run.json"]
+    results = [scores for scores in saved if scores is not None]
+    if results:
+        return scores_page(results, f"Head scores: {folder.resolve().name}")
+    given = f"run.json of kind {kind!r}" if facts else "no run.json"
+    raise AnalysisError(
+        f"{folder}: nothing to report: {given} and no analysis; expected run.json with kind "
+        f"{' or '.join(_PAGES)}, or JSON files written by an analysis"
+    )
+
+
+def _facts(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as fault:
+        raise AnalysisError(f"{path}: not JSON: {fault.msg} at line {fault.lineno}") from fault
+    if not isinstance(facts, dict):
+        raise AnalysisError(
+            f"{path}: a run's facts are one JSON object, not {type(facts).__name__}"
+        )
+    return facts

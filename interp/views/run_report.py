@@ -1,0 +1,354 @@
+"""Pages for a training run and for a phase-change experiment, from the files in their folders.
+
+One invariant: a missing or empty file costs its section, which then says so in one sentence; a file
+that is there but cannot be read is an error that names it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from interp.errors import AnalysisError
+from interp.views.change_tables import (
+    ablation_table,
+    change_table,
+    distance_table,
+    seed_table,
+    unfound,
+)
+from interp.views.figures import ablation_bars, heads_at_steps, training_curves
+from interp.views.page import (
+    Page,
+    Part,
+    Plot,
+    Points,
+    Section,
+    Source,
+    Table,
+    Words,
+    frame_table,
+    number,
+)
+from interp.views.runs import found_changes, runs
+from interp.views.style import drawable, short_count
+
+HEAD_SCORES = {
+    "induction": "Induction score",
+    "previous_token": "Previous-token score",
+    "sink": "First-token (sink) mass",
+}
+
+HEADS_UNIT = "Mean attention, from 0 to 1, of each head."
+
+# Shown elsewhere on the page, so not repeated among the facts.
+_TOLD = ("kind", "title", "findings", "rule", "notes")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What was read from a run's folder; a table that is not there is empty."""
+
+    name: str
+    facts: dict[str, object]
+    curves: pd.DataFrame
+    heads: pd.DataFrame
+    changes: pd.DataFrame
+    ablation: pd.DataFrame
+    distance: pd.DataFrame
+    config: str
+    notes: tuple[str, ...]
+
+
+def training_page(folder: Path, facts: dict[str, object]) -> Page:
+    """The page of one training run: where it ended, its curves, its heads, its facts and config."""
+    notes: list[str] = []
+    read = _read(folder, facts, _json_lines(folder / "metrics.jsonl", notes), "probes.csv", notes)
+    return Page(
+        title=_text(facts, "title") or f"Training run {read.name}",
+        origin=_origin(read),
+        findings=_texts(facts, "findings") or _where_it_ended(read),
+        sections=(
+            _curves(read),
+            _heads(read),
+            *((_change(read),) if len(read.changes) else ()),
+            *_caveats(read),
+            _facts(read),
+        ),
+    )
+
+
+def phase_change_page(folder: Path, facts: dict[str, object]) -> Page:
+    """The page of a phase-change experiment: curves, heads, change points, ablation, caveats."""
+    read = _read(folder, facts, _csv(folder / "curves.csv"), "heads.csv", [])
+    return Page(
+        title=_text(facts, "title") or f"Phase change: {read.name}",
+        origin=_origin(read),
+        findings=_texts(facts, "findings"),
+        sections=(
+            _curves(read),
+            _heads(read),
+            _change(read),
+            _ablation(read),
+            *_caveats(read),
+            _facts(read),
+        ),
+    )
+
+
+def _read(
+    folder: Path, facts: dict[str, object], curves: pd.DataFrame, heads_file: str, notes: list[str]
+) -> Folder:
+    heads = _csv(folder / heads_file)
+    config = folder / "config.toml"
+    return Folder(
+        name=_text(facts, "name") or folder.resolve().name,
+        facts=facts,
+        curves=_with_best_heads(curves, heads),
+        heads=heads,
+        changes=_csv(folder / "changes.csv"),
+        ablation=_csv(folder / "ablation.csv"),
+        distance=_csv(folder / "distance.csv"),
+        config=config.read_text(encoding="utf-8") if config.is_file() else "",
+        notes=tuple(notes),
+    )
+
+
+def _with_best_heads(curves: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
+    """The curves with rows for the highest head at each step, where they do not have it already."""
+    keys = [key for key in ("model", "seed", "step", "tokens") if key in heads]
+    missing = [
+        c
+        for c in HEAD_SCORES
+        if c in heads and not (f"best_{c}" in curves and curves[f"best_{c}"].notna().any())
+    ]
+    if heads.empty or not missing or "step" not in keys:
+        return curves
+    best = heads.groupby(keys, sort=False, dropna=False)[missing].max().reset_index()
+    best = best.rename(columns={column: f"best_{column}" for column in missing})
+    return best if curves.empty else pd.concat([curves, best], ignore_index=True)
+
+
+def _where_it_ended(read: Folder) -> tuple[str, ...]:
+    names = {
+        "loss": "held-out loss {} nats per token",
+        "icl_score": "in-context-learning score {} nats",
+    }
+    if "step" not in read.curves or read.curves.empty:
+        return ()
+    said = []
+    for column, words in names.items():
+        if column in read.curves and read.curves[column].notna().any():
+            rows = read.curves[read.curves[column].notna()]
+            last = rows.iloc[-1]
+            tokens = f" ({short_count(last['tokens'])} tokens)" if "tokens" in rows else ""
+            value = words.format(number(float(last[column])))
+            said.append(f"At step {last['step']:,.0f}{tokens}: {value}.")
+    for column, words in HEAD_SCORES.items():
+        if column in read.heads and read.heads[column].notna().any():
+            last_step = read.heads["step"].max()
+            rows = read.heads[(read.heads["step"] == last_step) & read.heads[column].notna()]
+            if len(rows):
+                top = rows.loc[rows[column].idxmax()]
+                head = f"L{top['layer']:.0f}H{top['head']:.0f}"
+                value = number(float(top[column]))
+                said.append(f"Highest {words.lower()} at step {last_step:,}: {value} ({head}).")
+    return tuple(said)
+
+
+def _curves(read: Folder) -> Section:
+    changes = read.changes if len(read.changes) else None
+    parts: list[Part] = []
+    if read.curves.empty:
+        parts.append(Words("No training curves: the folder holds no logged metrics."))
+    else:
+        parts.append(
+            Plot(
+                training_curves(
+                    read.curves,
+                    changes,
+                    title="Losses and head scores while training",
+                    subtitle=_who(read),
+                )
+            )
+        )
+        models = {run.key[0] for run in runs(read.curves)}
+        if "model" in read.curves and len(models) == 1:
+            parts.append(Words("There is no control model in this folder to compare with."))
+    return Section("curves", "Training curves", tuple(parts))
+
+
+def _heads(read: Folder) -> Section:
+    columns = [c for c in HEAD_SCORES if c in read.heads and read.heads[c].notna().any()]
+    if read.heads.empty or not columns:
+        words = "No head maps: the folder holds no head scores over training."
+        return Section("heads", "Heads at chosen steps", (Words(words),))
+    # Named runs have their names on the rows of the figure.
+    named = all(run.name for run in runs(read.heads))
+    subtitle = f"{HEADS_UNIT} {read.name if named else _who(read)}"
+    labels, steps, why = _moments(read)
+    plots = [
+        Plot(
+            heads_at_steps(
+                read.heads,
+                c,
+                steps,
+                labels=labels,
+                title=HEAD_SCORES[c],
+                subtitle=subtitle,
+            )
+        )
+        for c in columns
+    ]
+    return Section("heads", "Heads at chosen steps", (Words(why), *plots))
+
+
+def _moments(
+    read: Folder,
+) -> tuple[tuple[str, ...], Mapping[tuple[str, str], list[int]], str]:
+    """Four steps for each run: around its own induction change, else around the first one found."""
+    found = {key: row for key, row in found_changes(read.changes) if row["curve"] == "induction"}
+    steps: dict[tuple[str, str], list[int]] = {}
+    parts = runs(read.heads)
+    for run in parts:
+        first, last = int(run.table["step"].min()), int(run.table["step"].max())
+        change = found.get(run.key) or next(iter(found.values()), None)
+        if change is None:
+            steps[run.key] = sorted({first + (last - first) * i // 3 for i in range(4)})
+        else:
+            places = [drawable(change[place]) for place in ("onset", "step", "end")]
+            steps[run.key] = [first, *(round(place) for place in places if place is not None)]
+    if not found:
+        why = "Four evenly spaced moments, since no change of the induction score is known."
+        return (), steps, why
+    why = (
+        "Each run at its first logged step and at the logged steps nearest to the onset, midpoint "
+        "and end of its induction change"
+    )
+    if not all(run.key in found for run in parts):
+        why += "; a run without one is shown at the steps of the first run that has one"
+    return ("start", "onset", "midpoint", "end"), steps, f"{why}."
+
+
+def _change(read: Folder) -> Section:
+    parts: list[Part] = []
+    if read.changes.empty:
+        parts.append(Words("No change points: the folder holds no table of changes."))
+    else:
+        found = found_changes(read.changes)
+        if found:
+            parts += [change_table(found), seed_table(read.changes), *distance_table(found)]
+        else:
+            parts.append(Words("The rule found no change in any run."))
+        if missed := unfound(read.changes):
+            parts += [Words("Where the rule found no change:"), Points(missed)]
+    if len(read.distance):
+        parts.append(frame_table(read.distance, "Distances as recorded.", ("seed", "curve")))
+    if rule := _text(read.facts, "rule"):
+        parts += [Words(f"The rule: {rule}")]
+    return Section("change", "Where the change is", tuple(parts))
+
+
+def _ablation(read: Folder) -> Section:
+    if read.ablation.empty:
+        words = "No ablation: the folder holds no table of ablated groups."
+        return Section("ablation", "Ablation", (Words(words),))
+    parts: list[Part] = []
+    columns = {"effect": "in-context-learning score", "loss_effect": "loss"}
+    for column, what in columns.items():
+        if column in read.ablation and "group" in read.ablation:
+            title = f"Effect of ablating groups of heads on the {what}"
+            parts.append(Plot(ablation_bars(read.ablation, column, title=title)))
+    parts.append(ablation_table(read.ablation))
+    return Section("ablation", "Ablation", tuple(parts))
+
+
+def _caveats(read: Folder) -> tuple[Section, ...]:
+    items = (*_texts(read.facts, "notes"), *read.notes)
+    return (Section("caveats", "Caveats", (Points(items),)),) if items else ()
+
+
+def _facts(read: Folder) -> Section:
+    rows = tuple(_flat({k: v for k, v in read.facts.items() if k not in _TOLD}))
+    table = Table("What run.json says of this run.", ("fact", "value"), rows, words=2)
+    config = (Source("config.toml, as resolved", read.config),) if read.config else ()
+    return Section("facts", "Facts of the run", (table, *config))
+
+
+def _flat(facts: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in facts.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+            value = {str(place): item for place, item in enumerate(value)}
+        if isinstance(value, dict):
+            rows += _flat(value, f"{name}.")
+        else:
+            # Not `number`: a seed or a version is shown digit for digit.
+            items = value if isinstance(value, list) else [value]
+            rows.append((name, ", ".join("–" if i is None else str(i) for i in items)))
+    return rows
+
+
+def _who(read: Folder) -> str:
+    names = [run.name for run in runs(read.curves if len(read.curves) else read.heads) if run.name]
+    shown = names or [
+        read.name,
+        *([f"seed {s}"] if (s := read.facts.get("seed")) is not None else []),
+    ]
+    return "; ".join(shown)
+
+
+def _origin(read: Folder) -> str:
+    facts = read.facts
+    known = {"device": facts.get("device"), "dtype": facts.get("dtype")}
+    words = [f"{key} {value}" for key, value in known.items() if isinstance(value, str)]
+    if isinstance(size := facts.get("n_parameters"), int):
+        words.insert(0, f"{size:,} parameters")
+    return " · ".join([read.name, *words])
+
+
+def _text(facts: Mapping[str, object], key: str) -> str:
+    value = facts.get(key)
+    return "" if value is None else str(value)
+
+
+def _texts(facts: Mapping[str, object], key: str) -> tuple[str, ...]:
+    value = facts.get(key) or ()
+    return (
+        tuple(str(item) for item in value)
+        if isinstance(value, list)
+        else (str(value),) * bool(value)
+    )
+
+
+def _csv(path: Path) -> pd.DataFrame:
+    """The table in a CSV file; empty if there is none. Names stay text: "1.10" is not 1.1."""
+    if not path.is_file() or not path.read_text(encoding="utf-8").strip():
+        return pd.DataFrame()
+    text = dict.fromkeys(("model", "group", "heads", "curve", "reason"), str)
+    try:
+        header = pd.read_csv(path, nrows=0).columns
+        return pd.read_csv(path, dtype={k: v for k, v in text.items() if k in header})
+    except ValueError as fault:
+        raise AnalysisError(
+            f"{path}: not a readable table: {str(fault).splitlines()[0]}"
+        ) from fault
+
+
+def _json_lines(path: Path, notes: list[str]) -> pd.DataFrame:
+    """The rows of a file of JSON lines; a last line cut off by a stop is left out and noted."""
+    if not path.is_file():
+        return pd.DataFrame()
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = []
+    for place, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as fault:
+            if place < len(lines):
+                raise AnalysisError(f"{path}, line {place}: not JSON: {fault.msg}") from fault
+            notes.append(f"The last line of {path.name} is cut off and was left out.")
+    return pd.DataFrame(rows)

@@ -1,0 +1,112 @@
+"""What a results table holds: its runs, its heads as a grid, the changes found in it.
+
+One invariant: a head, a run or a column that is not there is reported or left blank, never filled
+in.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from interp.errors import AnalysisError
+from interp.views.style import drawable
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run's rows in a table of several; `key` is its model and seed, as text."""
+
+    key: tuple[str, str]
+    table: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """What the run is called in legends: "two-layer, seed 0"; empty if nothing names it."""
+        return run_name(self.key)
+
+
+def run_name(key: tuple[str, str]) -> str:
+    """A run's model and seed in words: "two-layer, seed 0"; empty if neither is known."""
+    model, seed = key
+    return ", ".join(filter(None, [model, f"seed {seed}" if seed else ""]))
+
+
+def runs(table: pd.DataFrame) -> list[Run]:
+    """The training runs of a table, by its `model` and `seed` columns, in order of appearance."""
+    keys = list(zip(texts(table, "model"), texts(table, "seed"), strict=True))
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return [Run(key, table.iloc[rows]) for key, rows in places.items()]
+
+
+def texts(table: pd.DataFrame, column: str) -> list[str]:
+    """The column as text, row by row; the empty string where it, or the column, is missing."""
+    if column not in table:
+        return [""] * len(table)
+    return ["" if pd.isna(value) else str(value) for value in table[column]]
+
+
+def require(table: pd.DataFrame, *columns: str) -> None:
+    """Refuse a table that is empty or lacks one of the columns."""
+    lacking = [column for column in columns if column not in table]
+    if lacking:
+        raise AnalysisError(f"no column {lacking[0]!r} in the table; known: {list(table.columns)}")
+    if table.empty:
+        raise AnalysisError(
+            f"nothing to draw: the table with columns {list(table.columns)} is empty"
+        )
+
+
+def head_grid(
+    table: pd.DataFrame, column: str
+) -> tuple[list[int], list[int], list[list[float | None]]]:
+    """The layers, the heads and the column's values as rows of layers; None for a head without one.
+
+    Raises:
+        AnalysisError: the table is empty, lacks the column, or has several rows for one head.
+    """
+    require(table, "layer", "head", column)
+    values: dict[tuple[int, int], float | None] = {}
+    for layer, head, value in zip(table["layer"], table["head"], table[column], strict=True):
+        if (key := (int(layer), int(head))) in values:
+            raise AnalysisError(
+                f"a head map needs one row a head: L{key[0]}H{key[1]} has several; select one first"
+            )
+        values[key] = drawable(value)
+    layers = sorted({layer for layer, _ in values})
+    heads = sorted({head for _, head in values})
+    return layers, heads, [[values.get((layer, head)) for head in heads] for layer in layers]
+
+
+def is_found(value: object) -> bool:
+    """What a cell of a `found` column says, however the file spelled it."""
+    return str(value).lower() in ("true", "1", "1.0")
+
+
+def found_changes(changes: pd.DataFrame | None) -> list[tuple[tuple[str, str], dict[str, object]]]:
+    """The rows of a table of changes in which one was found, each with its run's key."""
+    if changes is None or changes.empty:
+        return []
+    require(changes, "curve", "found", "onset", "step", "end")
+    rows = changes.to_dict("records")
+    keys = zip(texts(changes, "model"), texts(changes, "seed"), strict=True)
+    return [
+        (key, row)
+        for key, row in zip(keys, rows, strict=True)
+        if is_found(row["found"])
+        and all(drawable(row[place]) is not None for place in ("onset", "step", "end"))
+    ]
+
+
+def about(table: pd.DataFrame, unit: str) -> str:
+    """A figure's default subtitle: its unit, and its n where the table says it."""
+    words = [f"unit: {unit}"] if unit else []
+    counts = sorted(set(table["n"].dropna())) if "n" in table else []
+    if counts:
+        words.append(f"n = {_span(float(counts[0]), float(counts[-1]))}")
+    return ", ".join(words)
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
