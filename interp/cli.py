@@ -150,17 +150,17 @@ def ablate(
 ) -> None:
     """What taking each head away does to the model's loss."""
     _check_flags(tokens, text, block, out)
-    loaded = _model(model, device)
-    from interp.ablation.sweep import ablate_each
+    from interp.ablation.sweep import ablate_each, check_method
     from interp.tables import parse_heads
+
+    check_method(method, metric)
+    loaded = _model(model, device)
 
     cfg = loaded.cfg
     every = [f"{layer}.*" for layer in range(cfg.n_layers)]
     chosen = parse_heads(heads or every, cfg.n_layers, cfg.n_heads)
     inputs = _inputs(loaded, tokens, text, block, batch, seed)
-    scores = ablate_each(
-        loaded, inputs, chosen, method=method, metric=metric, seed=seed, model_name=model
-    )
+    scores = ablate_each(loaded, inputs, chosen, method=method, metric=metric, seed=seed)
     _show(scores, output, out)
 
 
@@ -204,7 +204,7 @@ def _analysis_command(name: str, meaning: str) -> None:
         from interp.measure import score_heads
 
         inputs = _inputs(loaded, tokens, text, block, batch, seed)
-        _show(score_heads(loaded, name, inputs, seed=seed, model_name=model), output, out)
+        _show(score_heads(loaded, name, inputs, seed=seed), output, out)
 
 
 for _name, _meaning in registry.names().items():
@@ -283,7 +283,7 @@ def _blocks(block: str | None) -> list[int] | None:
     for word in words:
         if int(word) < 3:
             raise ConfigError(f"--block {word} {BLOCK_RULE}")
-    return [int(word) for word in words]
+    return list(dict.fromkeys(map(int, words)))
 
 
 def _model(ref: str, device: str) -> "Transformer":
@@ -306,12 +306,15 @@ def _inputs(
         return text_inputs(model, text)
     if tokens is None:
         return repeated_inputs(model, _blocks(block), batch, seed)
+    from zipfile import BadZipFile
+
     import numpy as np
 
     try:
-        array = np.load(tokens, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise AnalysisError(f"{tokens}: not an array of numbers in a .npy file: {error}") from None
+        with tokens.open("rb") as file:
+            array = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, BadZipFile):
+        raise AnalysisError(f"{tokens}: not an array of numbers in a .npy file") from None
     return token_inputs(model, array)
 
 

@@ -31,16 +31,26 @@ Dtype = Literal["float32", "bfloat16"]
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 @runtime_checkable
-class _EarlierFields(Protocol):
+class _FieldInfo(Protocol):
     """The part of pydantic's `ValidationInfo` used here; that class refuses `isinstance`."""
 
     @property
     def data(self) -> dict[str, object]: ...
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, data: object) -> object:
+        # pydantic reads true as 1.
+        for name, value in data.items() if isinstance(data, dict) else ():
+            field = cls.model_fields.get(name)
+            if field is not None and isinstance(value, bool) and field.annotation is not bool:
+                raise ValueError(f"{name} = {str(value).lower()} is not what belongs here")
+        return data
 
 
 class GroupedAttentionConfig(_Table):
@@ -60,7 +70,7 @@ class GroupedAttentionConfig(_Table):
 
     @field_validator("n_key_value_heads")
     @classmethod
-    def _divides_heads(cls, value: int | None, info: _EarlierFields) -> int | None:
+    def _divides_heads(cls, value: int | None, info: _FieldInfo) -> int | None:
         n_heads = info.data.get("n_heads")
         if not isinstance(n_heads, int):
             return value
@@ -103,6 +113,9 @@ class ModelConfig(_Table):
     bos_token_id: Annotated[int, Field(ge=0)] | None = None
     """The token that begins every sequence, where there is one; no random block holds it."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    position_init_std: PositiveFloat | None = None
+    """The same for learned positions; `init_std` where not given. About 1, the size of the
+    normalised stream they are added to, lets previous-token heads form several times sooner."""
     init_std: PositiveFloat | None = None
     """Standard deviation of every weight matrix at the start; 1/sqrt(d_model) where not given.
     GPT-2's 0.02 delays or blocks induction heads at small widths."""
@@ -134,6 +147,11 @@ class ModelConfig(_Table):
         if self.bos_token_id is not None and self.bos_token_id >= self.d_vocab:
             raise ValueError(
                 f"bos_token_id = {self.bos_token_id} is outside d_vocab = {self.d_vocab}"
+            )
+        learned = self.positional_embedding_type in ("standard", "shortformer")
+        if self.position_init_std is not None and not learned:
+            raise ValueError(
+                f"position_init_std is for learned positions, not {self.positional_embedding_type}"
             )
         if self.positional_embedding_type == "rotary" and self.d_head % 2:
             raise ValueError(f"attention.d_head = {self.d_head} is odd; rotary turns pairs")
@@ -351,7 +369,7 @@ def _explain_one(fault: object, root: type[BaseModel]) -> str:
         return f"{key} is missing"
     value = fault["input"]
     if isinstance(value, dict | BaseModel):  # a rule about a whole table names its own keys
-        return f"{key}: {message}" if key else message
+        return f"{key}.{message}" if key else message
     if fault["type"] == "value_error":
         return f"{key} = {value!r} {message}"
     return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"

@@ -51,7 +51,6 @@ def analyze(
     seed: int = 0,
     blocks: Sequence[int] | None = None,
     batch: int = 8,
-    model_name: str = "model",
 ) -> HeadScores:
     """A table of every head's score, with its standard error, null and n.
 
@@ -67,12 +66,10 @@ def analyze(
         inputs = repeated_inputs(model, blocks, batch, seed)
     else:
         inputs = token_inputs(model, tokens, attention_mask)
-    return score_heads(model, name, inputs, seed=seed, model_name=model_name)
+    return score_heads(model, name, inputs, seed=seed)
 
 
-def score_heads(
-    model: HookedModel, name: str, inputs: Inputs, *, seed: int = 0, model_name: str = "model"
-) -> HeadScores:
+def score_heads(model: HookedModel, name: str, inputs: Inputs, *, seed: int = 0) -> HeadScores:
     """`analyze` on inputs that are already made.
 
     Raises: AnalysisError for an unknown name, or inputs in which the measure is not defined.
@@ -92,7 +89,7 @@ def score_heads(
         score=analysis.score,
         unit=analysis.unit,
         analysis=name,
-        model=model_name,
+        model=model.cfg.model_name,
         params={**inputs.params, "null": analysis.null},
         inputs=inputs.description,
         seed=seed,
@@ -142,7 +139,7 @@ def repeated_inputs(
 def token_inputs(
     model: HookedModel, tokens: object, attention_mask: Tensor | None = None
 ) -> Inputs:
-    """Given sequences; their null is the same tokens in another order."""
+    """Given sequences; their null keeps the targets, over tokens that do not repeat."""
     ids = token_array(tokens)
     if ids.numel() == 0:
         raise ShapeError("the tokens are empty")
@@ -158,7 +155,7 @@ def token_inputs(
     given = TokenBatch(ids, induction_targets(ids, key_mask), key_mask)
     return Inputs(
         [given],
-        [_unrepeated_copy(given, model.cfg.d_vocab)],
+        [_unrepeated_copy(given, model)],
         f"{len(ids)} given sequences of {ids.shape[1]} tokens",
         {"shape": list(ids.shape)},
     )
@@ -281,15 +278,20 @@ def _chunks(batch: TokenBatch) -> list[TokenBatch]:
     ]
 
 
-def _unrepeated_copy(batch: TokenBatch, d_vocab: int) -> TokenBatch:
+def _unrepeated_copy(batch: TokenBatch, model: HookedModel) -> TokenBatch:
     """The same targets over tokens that do not repeat, as far as the vocabulary reaches."""
     rng = np.random.default_rng([0, 3])
-    n_pos = batch.tokens.shape[1]
+    n_pos, bos = batch.tokens.shape[1], model.cfg.bos_token_id
+    d_vocab, excluded = _random_ids(model)
+    choices = np.setdiff1d(np.arange(d_vocab), [*excluded, *([] if bos is None else [bos])])
+    rounds = -(-n_pos // len(choices))
     rows = [
-        np.concatenate([rng.permutation(d_vocab) for _ in range(-(-n_pos // d_vocab))])[:n_pos]
+        np.concatenate([rng.permutation(choices) for _ in range(rounds)])[:n_pos]
         for _ in range(len(batch.tokens))
     ]
-    return replace(batch, tokens=torch.from_numpy(np.stack(rows)))
+    tokens = torch.from_numpy(np.stack(rows))
+    # BOS stays where it was: a model without it at its place is another model.
+    return replace(batch, tokens=tokens if bos is None else tokens.where(batch.tokens != bos, bos))
 
 
 def _random_ids(model: HookedModel) -> tuple[int, frozenset[int]]:

@@ -1,5 +1,6 @@
 """Ablation: what a head's removal takes away, and the paired difference it makes."""
 
+import itertools
 import math
 
 import numpy as np
@@ -118,7 +119,7 @@ def losses_by_hand(model, tokens, mask, heads=()):
     for b, row in enumerate(tokens):
         real = [p for p in range(len(row)) if mask is None or mask[b, p]]
         log_probs = logits[b].log_softmax(-1)
-        lost = [-log_probs[p, row[q]].item() for p, q in zip(real[:-1], real[1:], strict=True)]
+        lost = [-log_probs[p, row[q]].item() for p, q in itertools.pairwise(real)]
         means.append(np.mean(lost))
     return np.array(means)
 
@@ -137,16 +138,15 @@ def test_a_sweep_equals_one_hooked_pass_for_each_head(family, side):
         ablated = losses_by_hand(model, tokens, mask, [head])
         difference = ablated - clean
         assert row.ablation == pytest.approx(difference.mean(), abs=FLOAT32)
-        assert row.ablation_se == pytest.approx(
-            difference.std(ddof=1) / math.sqrt(18), abs=FLOAT32
-        )
+        assert row.ablation_se == pytest.approx(difference.std(ddof=1) / math.sqrt(18), abs=FLOAT32)
         assert row.loss_clean == pytest.approx(clean.mean(), abs=FLOAT32)
         assert row.loss_ablated == pytest.approx(ablated.mean(), abs=FLOAT32)
         assert (row.ablation_null, row.n) == (0.0, 18)
     assert table["ablation"].abs().min() > 10 * FLOAT32  # every head does something here
     strongest = table.loc[table["ablation"].idxmax()]
     assert scores.summary["largest_effect"] == strongest["ablation"]
-    assert scores.summary["largest_effect_head"] == f"{strongest['layer']:.0f}.{strongest['head']:.0f}"
+    label = f"{strongest['layer']:.0f}.{strongest['head']:.0f}"
+    assert scores.summary["largest_effect_head"] == label
     assert (scores.score, scores.unit, scores.analysis) == ("ablation", "nats", "ablation")
     assert scores.params == {"shape": [18, 9], "method": "zero", "metric": "loss"}
 
@@ -302,7 +302,7 @@ def test_one_head_that_fails_leaves_no_hook_behind():
 
 
 @FAMILIES
-@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("side", ["none", "left", "right"])
 def test_output_norms_are_the_mean_length_of_what_a_head_adds(family, side):
     model, tokens = tiny(family), some_tokens(18, 9)
     mask = padding(side, [9, 6] * 9, 9)

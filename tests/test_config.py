@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -160,13 +161,13 @@ def test_configs_are_checked_without_importing_torch():
         ),
         (
             "model.attention.n_heads=5",
-            "model: attention.n_heads = 5 does not divide d_model = 24, so attention.d_head has "
+            "model.attention.n_heads = 5 does not divide d_model = 24, so attention.d_head has "
             "to be given",
         ),
         ("train.steps=0", "train.steps = 0: input should be greater than 0"),
         ("train.lr=nan", "train.lr = nan: input should be a finite number"),
         ("model.dropout=1.0", "model.dropout = 1.0: input should be less than 1"),
-        ("model.bos_token_id=19", "model: bos_token_id = 19 is outside d_vocab = 19"),
+        ("model.bos_token_id=19", "model.bos_token_id = 19 is outside d_vocab = 19"),
         ("train=3", "train = 3: input should be a valid dictionary or instance of TrainConfig"),
         (
             "model.tie_embeddings=maybe",
@@ -279,7 +280,7 @@ def test_rates_of_adam_are_below_one(path):
 
 def test_rotary_needs_an_even_head_size(path):
     message = fault(path, "model.positional_embedding_type=rotary", "model.attention.d_head=5")
-    assert message == "model: attention.d_head = 5 is odd; rotary turns pairs"
+    assert message == "model.attention.d_head = 5 is odd; rotary turns pairs"
 
 
 @pytest.mark.parametrize(
@@ -319,8 +320,6 @@ def test_a_folder_is_no_config(tmp_path):
 
 
 def test_every_config_of_the_repository_loads():
-    from pathlib import Path
-
     configs = sorted((Path(interp.config.__file__).parents[1] / "configs").glob("*.toml"))
     assert configs
     for path in configs:

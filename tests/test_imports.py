@@ -127,12 +127,13 @@ def test_the_package_imports_neither_experiments_nor_tests():
 
 
 def test_transformer_lens_is_imported_at_the_top_of_one_module():
-    found = [
+    found = {
         module
         for module, path in MODULES.items()
-        if any(name.partition(".")[0] == "transformer_lens" for name, _ in imports(path, top_only=True))
-    ]
-    assert found == ["interp.models.transformer"]
+        for name, _ in imports(path, top_only=True)
+        if name.partition(".")[0] == "transformer_lens"
+    }
+    assert found == {"interp.models.transformer"}
 
 
 @pytest.mark.parametrize("module", ["interp", "interp.cli", "interp.config", "interp.registry"])

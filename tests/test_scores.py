@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_models import padding, some_tokens, tiny
+from tiny_models import padding, perturbed, some_tokens, tiny, tiny_config
 
 import interp
 from interp import measure as measure_module
@@ -81,7 +81,7 @@ def scores_of(name, pattern, batch):
     real = torch.ones_like(batch.tokens, dtype=torch.bool)
     attention = LayerAttention(0, pattern.expand(n_sequences, -1, -1, -1), real)
     measured = registry.get(name).measure(attention, batch)
-    assert list(measured)[0] == registry.get(name).score
+    assert next(iter(measured)) == registry.get(name).score
     values = measured[registry.get(name).score]
     assert values.shape == (n_sequences, len(pattern))
     assert torch.equal(values[0], values[-1])
@@ -314,6 +314,7 @@ class HandMade:
             d_vocab=d_vocab,
             bos_token_id=bos,
             device=device,
+            model_name="by hand",
         )
 
     def run_with_hooks(self, tokens, *, fwd_hooks, return_type, attention_mask=None):
@@ -425,8 +426,6 @@ class FewTokens:
 
 
 def test_random_tokens_are_those_that_have_a_text():
-    from tiny_models import perturbed, tiny_config
-
     model = perturbed(tiny_config(d_vocab=19, n_ctx=40), vocabulary=FewTokens())
     inputs = repeated_inputs(model, [8, 11], 50, 0)
     for batches in (inputs.batches, inputs.unrepeated):
@@ -435,8 +434,6 @@ def test_random_tokens_are_those_that_have_a_text():
 
 
 def test_a_text_is_cut_into_windows_and_what_is_left_over_is_not_used(tmp_path):
-    from tiny_models import perturbed, tiny_config
-
     model = perturbed(tiny_config(d_vocab=19, n_ctx=4), vocabulary=FewTokens())
     path = tmp_path / "x.txt"
     path.write_text("abcdabcdab")
@@ -447,7 +444,9 @@ def test_a_text_is_cut_into_windows_and_what_is_left_over_is_not_used(tmp_path):
     path.write_text("ab")
     assert text_inputs(model, path).batches[0].tokens.tolist() == [[0, 1]]
     path.write_text("a")
-    with pytest.raises(AnalysisError, match="x.txt: a text of 1 tokens says nothing of attention"):
+    with pytest.raises(
+        AnalysisError, match=r"x\.txt: a text of 1 tokens says nothing of attention"
+    ):
         text_inputs(model, path)
     path.write_text("abcd")
     with pytest.raises(ModelError) as caught:
@@ -493,6 +492,13 @@ def test_the_same_call_gives_the_same_bytes_and_leaves_everything_as_it_was(name
     assert not any(point.has_hooks() for point in model.hook_dict.values())
 
 
+def test_a_model_left_in_training_mode_is_scored_without_dropout():
+    dropping, plain = (tiny("mha", dropout=dropout) for dropout in (0.5, 0.0))
+    dropping.train()
+    assert analyze(dropping, "sinks").table.equals(analyze(plain, "sinks").table)
+    assert dropping.training
+
+
 def test_another_seed_draws_other_tokens():
     model = tiny("mha")
     first, second = (analyze(model, "induction", seed=seed) for seed in (0, 1))
@@ -501,7 +507,8 @@ def test_another_seed_draws_other_tokens():
 
 
 def test_scores_say_what_they_are_and_where_they_come_from():
-    scores = interp.analyze(tiny("gqa"), "previous-token", model_name="my model", batch=3)
+    model = perturbed(tiny_config(), model_name="my model")
+    scores = interp.analyze(model, "previous-token", batch=3)
     column = "previous_token"
     assert list(scores.table) == ["layer", "head", column, f"{column}_se", f"{column}_null", "n"]
     assert [scores.table[c].dtype.kind for c in ("layer", "head", "n")] == ["i", "i", "i"]
@@ -662,4 +669,5 @@ def test_scores_of_given_inputs_are_those_of_analyze():
     model = tiny("mha")
     tokens = some_tokens(3, 12, d_vocab=4)
     inputs = token_inputs(model, tokens)
-    assert score_heads(model, "sinks", inputs).to_json() == analyze(model, "sinks", tokens).to_json()
+    whole = analyze(model, "sinks", tokens)
+    assert score_heads(model, "sinks", inputs).to_json() == whole.to_json()

@@ -14,6 +14,7 @@ from torch import Tensor
 from interp.ablation.interventions import Head
 from interp.measure import CHUNK, Inputs, real_tokens
 from interp.models.transformer import Block, Transformer
+from interp.models.watch import looking_at
 
 
 def head_output_norms(model: Transformer, inputs: Inputs) -> Float[np.ndarray, "n_layers n_heads"]:
@@ -32,7 +33,7 @@ def head_output_norms(model: Transformer, inputs: Inputs) -> Float[np.ndarray, "
 
         return f"blocks.{layer}.attn.hook_z", look
 
-    with torch.no_grad():
+    with looking_at(model):
         for batch in inputs.batches:
             masks = real_tokens(batch).to(model.cfg.device).split(CHUNK)
             for tokens, real in zip(batch.tokens.split(CHUNK), masks, strict=True):

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from interp.ablation.interventions import Head, ZeroHeads
 from interp.errors import AnalysisError
 from interp.measure import CHUNK, Inputs, token_inputs
-from interp.models.watch import HookedModel
+from interp.models.watch import HookedModel, looking_at
 from interp.tables import HeadScores, head_label, parse_heads
 
 Metric = Callable[[Float[Tensor, "batch losses"]], Float[Tensor, " batch"]]
@@ -54,7 +53,7 @@ def sequence_metric(
     """The metric of every sequence, with `heads` taken away together."""
     hooks = ZeroHeads(tuple(heads)).hooks()
     values = []
-    with torch.no_grad():
+    with looking_at(model):
         for batch in inputs.batches:
             for start in range(0, len(batch.tokens), CHUNK):
                 rows = slice(start, start + CHUNK)
@@ -88,6 +87,17 @@ def ablate_together(
     return Effect(clean, sequence_metric(model, inputs, metric, heads))
 
 
+def check_method(method: str, metric: str) -> None:
+    """Refuse a method or metric that is not there.
+
+    Raises: AnalysisError listing the known ones.
+    """
+    if method != "zero":
+        raise AnalysisError(f"no ablation method {method!r}; known: zero")
+    if metric not in METRICS:
+        raise AnalysisError(f"no metric {metric!r}; known: {', '.join(METRICS)}")
+
+
 def ablate_each(
     model: HookedModel,
     inputs: Inputs,
@@ -96,7 +106,6 @@ def ablate_each(
     method: str = "zero",
     metric: str = "loss",
     seed: int = 0,
-    model_name: str = "model",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HeadScores:
     """A table of what zeroing each head does to the metric, one head at a time.
@@ -108,10 +117,7 @@ def ablate_each(
     Raises: AnalysisError for an unknown method or metric, or a loss that is not finite; ShapeError
     for a head the model does not have.
     """
-    if method != "zero":
-        raise AnalysisError(f"no ablation method {method!r}; known: zero")
-    if metric not in METRICS:
-        raise AnalysisError(f"no metric {metric!r}; known: {', '.join(METRICS)}")
+    check_method(method, metric)
     labels = [head_label(*head) for head in heads]
     heads = parse_heads(labels, model.cfg.n_layers, model.cfg.n_heads)
     measure = METRICS[metric]
@@ -141,7 +147,7 @@ def ablate_each(
         score="ablation",
         unit="nats",
         analysis="ablation",
-        model=model_name,
+        model=model.cfg.model_name,
         params={**inputs.params, "method": method, "metric": metric},
         inputs=inputs.description,
         seed=seed,
@@ -161,7 +167,6 @@ def ablate(
     method: str = "zero",
     metric: str = "loss",
     heads: Sequence[Head] | None = None,
-    model_name: str = "model",
 ) -> HeadScores:
     """`ablate_each` on given tokens `[batch, pos]`, for all heads unless some are named.
 
@@ -174,5 +179,4 @@ def ablate(
         every if heads is None else heads,
         method=method,
         metric=metric,
-        model_name=model_name,
     )

@@ -45,7 +45,7 @@ def load_model(ref: str | Path, *, device: str = "cpu") -> Transformer:
         raise ModelError(
             f"{path} has {len(vocabulary)} tokens, more than d_vocab = {config.d_vocab}"
         )
-    model = Transformer(config, vocabulary=vocabulary)
+    model = Transformer(config, vocabulary=vocabulary, model_name=str(ref))
     set_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
     return model.to(torch_device(device))
 
@@ -164,9 +164,10 @@ def _read_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{path} is missing: the checkpoint is incomplete") from None
     except ValueError as error:
         raise ModelError(f"{path} is cut short or is not JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("format") != "interp":
+    ours = isinstance(data, dict) and data.get("format") == "interp"
+    if not ours or not isinstance(data.get("model"), dict):
         raise ModelError(f"{path} is not a config of this toolkit")
     try:
-        return ModelConfig.model_validate(data.get("model"))
+        return ModelConfig.model_validate(data["model"])
     except ValidationError as error:
         raise ModelError(f"{path}: {explain(error, ModelConfig)}") from None

@@ -34,6 +34,7 @@ NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 class FlatConfig:
     """The model's facts under TransformerLens's names. Changing one does not change the model."""
 
+    model_name: str
     n_layers: int
     n_heads: int
     n_key_value_heads: int
@@ -113,12 +114,21 @@ class Transformer(HookedRootModule):
     """A decoder-only transformer with TransformerLens hook names, in eval mode until trained.
 
     `seed` fixes the weights without touching the caller's random state. `vocabulary`, where given,
-    turns text into tokens and back. In-place edits in hooks work without gradients only.
+    turns text into tokens and back; `model_name` is what results call it. In-place edits in hooks
+    work without gradients only.
     """
 
     @torch.random.fork_rng(devices=[])  # layers draw weights as they are made, before ours
-    def __init__(self, config: ModelConfig, *, seed: int = 0, vocabulary: Vocabulary | None = None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        vocabulary: Vocabulary | None = None,
+        model_name: str = "custom",
+    ):
         super().__init__()
+        self.model_name = model_name
         self.config = config
         self.vocabulary = vocabulary
         self.embed = nn.Embedding(config.d_vocab, config.d_model)
@@ -144,12 +154,17 @@ class Transformer(HookedRootModule):
                 nn.init.normal_(module.weight, std=std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        if self.config.position_init_std:
+            nn.init.normal_(
+                self.pos_embed.weight, std=self.config.position_init_std, generator=generator
+            )
 
     @property
     def cfg(self) -> FlatConfig:
         """The model's facts, flat and under TransformerLens's names."""
         config, weight = self.config, self.embed.weight
         return FlatConfig(
+            model_name=self.model_name,
             n_layers=config.n_layers,
             n_heads=config.attention.n_heads,
             n_key_value_heads=config.n_key_value_heads,

@@ -3,13 +3,14 @@
 No n×n tensor outlives its layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp.models.transformer import FlatConfig
 
@@ -26,6 +27,21 @@ class HookedModel(Protocol):
     def run_with_hooks(self, *args: object, **kwargs: object) -> object:
         """A forward pass with temporary hooks."""
         ...
+
+
+@contextmanager
+def looking_at(model: HookedModel) -> Iterator[None]:
+    """Neither gradients nor dropout; every part of the model gets its own mode back."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ def watch_attention(
         return f"blocks.{layer}.attn.hook_pattern", look
 
     masked = {} if key_mask is None else {"attention_mask": real}
-    with torch.no_grad():
+    with looking_at(model):
         model.run_with_hooks(
             tokens,
             fwd_hooks=[hook_for(layer) for layer in range(model.cfg.n_layers)],

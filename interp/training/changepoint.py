@@ -113,7 +113,11 @@ class _Segments:
 
 
 def find_change(
-    steps: Series, values: Series, *, direction: Literal["rise", "fall"], min_size: float | int = 0.0
+    steps: Series,
+    values: Series,
+    *,
+    direction: Literal["rise", "fall"],
+    min_size: float | int = 0.0,
 ) -> Change:
     """Where the curve goes from slow to fast to slow in `direction`, or why it does not.
 

@@ -58,7 +58,9 @@ def train(
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
     ):
         torch.manual_seed(config.train.seed)
-        model = Transformer(config.model, seed=config.train.seed, vocabulary=vocabulary)
+        model = Transformer(
+            config.model, seed=config.train.seed, vocabulary=vocabulary, model_name=out.name
+        )
         model.to(device).train()
         optimizer = adamw(model, config)
         probe = Probe(config.probe, config.model, stream.held_out(config.probe.sequences))

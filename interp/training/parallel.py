@@ -46,9 +46,9 @@ def train_all(
                     future.result()
                     say(f"{futures[future].name}: done; {_latest(futures[future])}")
                 if not done:
-                    running = [futures[f] for f in pending if f.running()]
-                    for folder in sorted(running):
-                        say(f"{folder.name}: {_latest(folder)}")
+                    for folder in sorted(futures[future] for future in pending):
+                        if latest := _latest(folder):
+                            say(f"{folder.name}: {latest}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -70,7 +70,7 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _latest(folder: Path) -> str:
+def _latest(folder: Path) -> str | None:
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for line in reversed(lines):
@@ -79,4 +79,4 @@ def _latest(folder: Path) -> str:
         except ValueError:
             continue  # a line that is being written
         return f"step {found['step']}  loss {found['loss']:.3f}  icl {found['icl_score']:+.3f}"
-    return "starting"
+    return None

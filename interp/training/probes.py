@@ -17,6 +17,7 @@ from interp.config import ModelConfig, ProbeConfig
 from interp.data.repeated import TokenBatch, predictable_pairs, repeated_tokens
 from interp.measure import CHUNK, measure, sequence_statistics
 from interp.models.transformer import Transformer
+from interp.models.watch import looking_at
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class Probe:
 
     def measure(self, model: Transformer) -> Measurement:
         """The metrics of the model and the scores of its heads; the model's mode is kept."""
-        training = model.training
-        model.eval()
-        with torch.no_grad():
+        with looking_at(model):
             losses = token_losses(model, self.held_out.tokens)
             first, second = zip(
                 *(copy_losses(model, batch) for batch in self.repeated), strict=True
@@ -60,7 +59,6 @@ class Probe:
             others = measure(
                 model, [registry.get("previous-token"), registry.get("sinks")], [self.held_out]
             )
-        model.train(training)
         metrics = {
             "loss": losses.mean().item(),
             "icl_score": self.icl(losses).mean().item(),

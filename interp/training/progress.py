@@ -3,7 +3,6 @@
 import sys
 import time
 from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,7 +38,7 @@ class TrainingProgress:
             )
             self._task = self._bar.add_task("", total=steps)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "TrainingProgress":
         if self._bar:
             self._bar.start()
         return self

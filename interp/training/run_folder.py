@@ -51,8 +51,10 @@ class RunFolder:
                 self._refuse_another_config(config)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            for leftover in self.path.glob(".*"):  # a killed writer's unpublished files
-                leftover.unlink()
+            # A killed writer's unpublished files; other hidden files are the user's.
+            for file in (self.config, self.facts, self.metrics, self.timing, self.probes):
+                for leftover in self.path.glob(f".{file.name}-*"):
+                    leftover.unlink()
             if not self.config.is_file():
                 write_text(self.config, tomli_w.dumps(config_tables(config)))
         except OSError as error:
@@ -65,7 +67,8 @@ class RunFolder:
             f"{table}.{key}"
             for table in ("model", "train", "data", "probe")
             for key in {**_table(saved, table), **_table(wanted, table)}
-            # A run may be carried further, on as many threads or devices as its config says.
+            # A run may be carried further. Another device or number of threads would round
+            # differently, and the run would no longer equal one that was never interrupted.
             if (table, key) not in {("train", "steps"), ("train", "checkpoint_every")}
             and _table(saved, table).get(key) != _table(wanted, table).get(key)
         )

@@ -44,7 +44,7 @@ PANELS = (
         ),
     ),
     Panel(
-        "Loss on text, nats",
+        "Held-out loss by kind of token, nats",
         (
             Line("predictable_loss", "induction-predictable"),
             Line("other_loss", "other tokens", dash="dot"),

@@ -71,9 +71,7 @@ def head_heatmap(
         ygap=1.5,
     )
     figure.update_layout(
-        coloraxis=_colours(
-            low, high, diverging, {"thickness": 12, "outlinewidth": 0, "ticklen": 3, "nticks": 5}
-        ),
+        coloraxis=_colours(low, high, diverging, _colour_bar(len(layers))),
         xaxis=_index_axis(heads, "head"),
         yaxis=_index_axis(layers, "layer") | {"autorange": "reversed"},
     )
@@ -304,6 +302,11 @@ def _index_axis(numbers: list[int], title: str) -> dict[str, object]:
 def _colours(low: float, high: float, diverging: bool, bar: dict[str, object]) -> dict[str, object]:
     scale = style.DIVERGING if diverging else style.SEQUENTIAL
     return {"cmin": low, "cmax": high, "colorscale": scale, "colorbar": bar}
+
+
+def _colour_bar(n_layers: int) -> dict[str, object]:
+    # The bar is as high as the map: few layers leave room for few numbers beside it.
+    return {"thickness": 12, "outlinewidth": 0, "ticklen": 3, "nticks": min(5, n_layers + 1)}
 
 
 def _blank_note(missing: list[str], count: int) -> list[str]:

@@ -33,11 +33,18 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def report(results: Sequence[HeadScores], path: Path | str) -> Path:
-    """Write one page of any number of head scores to `path` and return it."""
+def report(results: Sequence[HeadScores], path: str | Path) -> Path:
+    """Write one page of several analyses, in the order given; returns its path.
+
+    Raises:
+        AnalysisError: there are no results.
+    """
+    if not results:
+        raise AnalysisError("no results to report")
+    models = ", ".join(dict.fromkeys(scores.model for scores in results))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page.render(scores_page(results, "Head scores")))
+    write_text(path, page.render(scores_page(list(results), f"Head scores of {models}")))
     return path
 
 
