@@ -29,6 +29,16 @@ _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 
 
 class _Verbs(TyperGroup):
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        given = bool(args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if not given:  # typer's way to print the help
+                raise
+            typer.echo(f"interp: {error.format_message()}", err=True)
+            raise typer.Exit(2) from None
+
     def invoke(self, ctx: "Context") -> object:
         try:
             return super().invoke(ctx)

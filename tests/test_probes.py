@@ -11,7 +11,7 @@ from tiny_models import some_tokens, tiny
 from interp.config import ProbeConfig, RepeatedDataConfig
 from interp.data.repeated import RepeatedStream, repeated_tokens
 from interp.measure import analyze
-from interp.models.transformer import next_token_losses
+from interp.models.losses import next_token_losses
 from interp.training.probes import IclScore, Probe, copy_losses, split_copies, token_losses
 from interp.training.run_folder import HEAD_COLUMNS
 

@@ -23,7 +23,8 @@ from tiny_models import (
 from torch import nn
 
 from interp.errors import ModelError, ShapeError
-from interp.models.transformer import Transformer, mean_loss, next_token_losses
+from interp.models.losses import mean_loss, next_token_losses
+from interp.models.transformer import Transformer
 
 # Two layers of float32 sums err by about 1e-6 of the largest number (3e-6 at most, measured).
 FLOAT32 = 1e-5

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from interp.ablation.interventions import Head
 from interp.measure import CHUNK, Inputs, real_tokens
-from interp.models.transformer import Block, Transformer
+from interp.models.block import Block
+from interp.models.transformer import Transformer
 from interp.models.watch import looking_at
 
 

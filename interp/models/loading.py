@@ -97,11 +97,8 @@ def save_model(model: Transformer, folder: Path) -> None:
 
 
 def stored_weights(model: Transformer) -> dict[str, Tensor]:
-    """The model's parameters by name, each storage once: a tied unembedding is left out."""
-    weights = {name: value.detach().contiguous() for name, value in model.named_parameters()}
-    if model.config.tie_embeddings:
-        weights.pop("unembed.weight", None)
-    return weights
+    """The model's parameters by name, each storage once: a tied unembedding has no name here."""
+    return {name: value.detach().contiguous() for name, value in model.named_parameters()}
 
 
 def set_weights(model: Transformer, weights: dict[str, Tensor], source: Path) -> None:

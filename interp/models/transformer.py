@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -21,8 +20,9 @@ from transformer_lens.utilities import Slice
 
 from interp.config import ModelConfig
 from interp.errors import ModelError, ShapeError
-from interp.models.heads import GroupedAttention
-from interp.models.layers import MLP, bias_of, hook_point, norm
+from interp.models.block import Block
+from interp.models.layers import bias_of, hook_point, norm
+from interp.models.losses import mean_loss, next_token_losses
 from interp.models.vocabulary import Vocabulary, token_array
 
 ReturnType = Literal["logits", "loss", "both"] | None
@@ -73,43 +73,6 @@ class HeadCache(ActivationCache):
         return HeadCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
 
 
-class Block(nn.Module):
-    """One layer: attention and, unless the model is attention-only, an MLP; norms come first."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
-        self.ln1 = norm(config.normalization_type, config.d_model, config.eps)
-        self.attn = GroupedAttention(config)
-        self.hook_resid_pre = hook_point()
-        self.hook_attn_out = hook_point()
-        self.hook_resid_post = hook_point()
-        self.mlp = None if config.mlp is None else MLP(config.d_model, config.mlp)
-        if config.mlp is not None:
-            self.ln2 = norm(config.normalization_type, config.d_model, config.eps)
-            self.hook_resid_mid = hook_point()
-            self.hook_mlp_out = hook_point()
-
-    def forward(
-        self,
-        resid: Float[Tensor, "batch pos d_model"],
-        *,
-        positions: Int[Tensor, "#batch pos"],
-        shortformer: Float[Tensor, "#batch pos d_model"] | None,
-        key_mask: Bool[Tensor, "batch pos"] | None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream after this layer."""
-        resid = self.hook_resid_pre(resid)
-        attn_out = self.attn(
-            self.ln1(resid), positions=positions, shortformer=shortformer, key_mask=key_mask
-        )
-        resid = resid + self.hook_attn_out(self.dropout(attn_out))
-        if self.mlp is not None:
-            resid = self.hook_resid_mid(resid)
-            resid = resid + self.hook_mlp_out(self.dropout(self.mlp(self.ln2(resid))))
-        return self.hook_resid_post(resid)
-
-
 class Transformer(HookedRootModule):
     """A decoder-only transformer with TransformerLens hook names, in eval mode until trained.
 
@@ -154,10 +117,6 @@ class Transformer(HookedRootModule):
                 nn.init.normal_(module.weight, std=std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        if self.config.position_init_std:
-            nn.init.normal_(
-                self.pos_embed.weight, std=self.config.position_init_std, generator=generator
-            )
 
     @property
     def cfg(self) -> FlatConfig:
@@ -472,31 +431,3 @@ class Transformer(HookedRootModule):
     def b_U(self) -> Float[Tensor, " d_vocab"]:
         """Unembedding bias; zeros where there is none."""
         return bias_of(self.unembed)
-
-
-def next_token_losses(
-    logits: Float[Tensor, "batch pos d_vocab"],
-    tokens: Int[Tensor, "batch pos"],
-    key_mask: Bool[Tensor, "batch pos"] | None = None,
-) -> Float[Tensor, "batch pos-1"]:
-    """Cross-entropy in nats of each next token: element p is the prediction of token p + 1.
-
-    0 where either token is padding. Computed in float32 at least.
-    """
-    # The last position predicts nothing; giving it a dummy target spares a copy of the logits.
-    targets = torch.cat((tokens[:, 1:], tokens[:, :1]), dim=1)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="none")
-    losses = losses.unflatten(0, tokens.shape)[:, :-1]
-    if key_mask is None:
-        return losses
-    return losses.masked_fill(~(key_mask[:, :-1] & key_mask[:, 1:]), 0.0)
-
-
-def mean_loss(
-    losses: Float[Tensor, "batch targets"], key_mask: Bool[Tensor, "batch pos"] | None = None
-) -> Float[Tensor, ""]:
-    """The mean over real next tokens, in nats; NaN where there is none."""
-    if key_mask is None:
-        return losses.mean()
-    return losses.sum() / (key_mask[:, :-1] & key_mask[:, 1:]).sum()
