@@ -6,7 +6,7 @@ controls, and writes tables and one report.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -105,7 +105,7 @@ def run(
         "kind": "phase-change",
         "name": out.name,
         "title": settings.title,
-        "findings": findings(curves, changes, across, ablation, settings),
+        "findings": findings(curves, changes, tables["distance"], across, ablation, settings),
         "rule": RULE,
         "notes": settings.notes,
         "command": command,
@@ -316,6 +316,7 @@ def _strongest(scores: pd.DataFrame, column: str, n_heads: int) -> list[Head]:
 def findings(
     curves: pd.DataFrame,
     changes: pd.DataFrame,
+    apart: pd.DataFrame,
     across: pd.DataFrame,
     ablation: pd.DataFrame,
     settings: Settings,
@@ -340,6 +341,12 @@ def findings(
         lines.append(
             f"The {model} model ends with best induction scores {induction}; its in-context-"
             f"learning score goes from {icl} nats (seeds {_list(settings.seeds)})."
+        )
+    if len(apart):
+        steps = _list([f"{distance:+.0f}" for distance in apart["step_distance"]])
+        lines.append(
+            "The change in the in-context-learning score lies this many steps from that in the "
+            f"induction score, midpoint to midpoint: {steps} (seeds {_list(apart['seed'])})."
         )
     if "predictable_drop" in across:
         drops = ", ".join(
@@ -381,5 +388,5 @@ def _change_sentence(model: str, label: str, verdicts: pd.DataFrame) -> str:
     )
 
 
-def _list(values: Sequence[object]) -> str:
+def _list(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
