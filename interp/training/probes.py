@@ -20,6 +20,11 @@ from interp.models.transformer import Transformer
 from interp.models.watch import looking_at
 
 
+HEAD_SEQUENCES = 32
+"""Held-out sequences behind the previous-token and sink scores; their patterns cost more than the
+losses of as many sequences, and sharpen less."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The numbers of one moment of training."""
@@ -41,7 +46,9 @@ class Probe:
 
     def __init__(self, config: ProbeConfig, model: ModelConfig, held_out: Int[Tensor, "b pos"]):
         self.icl = IclScore(config.icl_early, config.icl_late)
-        self.held_out = TokenBatch(held_out, torch.full_like(held_out, -1))
+        self.held_out = held_out
+        for_heads = held_out[:HEAD_SEQUENCES]
+        self.for_heads = TokenBatch(for_heads, torch.full_like(for_heads, -1))
         self.predictable = predictable_pairs(held_out)
         self.repeated = [
             repeated_tokens(config.repeats, block, model.d_vocab, seed=0, bos=model.bos_token_id)
@@ -51,13 +58,13 @@ class Probe:
     def measure(self, model: Transformer) -> Measurement:
         """The metrics of the model and the scores of its heads; the model's mode is kept."""
         with looking_at(model):
-            losses = token_losses(model, self.held_out.tokens)
+            losses = token_losses(model, self.held_out)
             first, second = zip(
                 *(copy_losses(model, batch) for batch in self.repeated), strict=True
             )
             induction = measure(model, [registry.get("induction")], self.repeated)
             others = measure(
-                model, [registry.get("previous-token"), registry.get("sinks")], [self.held_out]
+                model, [registry.get("previous-token"), registry.get("sinks")], [self.for_heads]
             )
         metrics = {
             "loss": losses.mean().item(),
