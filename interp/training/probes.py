@@ -19,7 +19,6 @@ from interp.measure import CHUNK, measure, sequence_statistics
 from interp.models.transformer import Transformer
 from interp.models.watch import looking_at
 
-
 HEAD_SEQUENCES = 32
 """Held-out sequences behind the previous-token and sink scores; their patterns cost more than the
 losses of as many sequences, and sharpen less."""
