@@ -232,17 +232,6 @@ def test_a_model_left_in_training_mode_is_ablated_without_dropout():
     assert tables[0].equals(tables[1])
 
 
-def test_progress_counts_heads():
-    model = tiny("mha")
-    told = []
-    inputs = token_inputs(model, some_tokens(1, 4))
-    ablate_each(model, inputs, EVERY[:3], progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
-
-
-# --- refusals -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [

@@ -106,7 +106,6 @@ def ablate_each(
     method: str = "zero",
     metric: str = "loss",
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HeadScores:
     """A table of what zeroing each head does to the metric, one head at a time.
 
@@ -125,7 +124,7 @@ def ablate_each(
     if not np.isfinite(clean).all():
         raise AnalysisError(f"the {metric} of the unablated model is not finite on these tokens")
     rows = []
-    for done, (layer, head) in enumerate(heads, start=1):
+    for layer, head in heads:
         effect = ablate_together(model, inputs, [(layer, head)], measure, clean)
         rows.append(
             {
@@ -139,7 +138,6 @@ def ablate_each(
                 f"{metric}_ablated": float(effect.ablated.mean()),
             }
         )
-        progress(done, len(heads))
     table = pd.DataFrame(rows)
     strongest = table.loc[table["ablation"].idxmax()]
     return HeadScores(
