@@ -12,7 +12,15 @@ from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from interp.ablation.controls import control_heads, head_output_norms
 from interp.ablation.interventions import Head
@@ -21,7 +29,7 @@ from interp.config import RunConfig, config_tables, explain
 from interp.data.stream import open_stream
 from interp.errors import ConfigError
 from interp.measure import Inputs, token_inputs
-from interp.models.loading import load_model
+from interp.models.loading import load_model, torch_device
 from interp.models.transformer import Transformer
 from interp.tables import head_label, strict_json, versions, write_text
 from interp.training.changepoint import RULE, Change, find_change, summarize_changes
@@ -46,7 +54,7 @@ class Settings(BaseModel):
     file: str
     title: str
     notes: list[str] = []
-    seeds: Annotated[list[int], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
     workers: PositiveInt = 2
     """Runs trained side by side."""
     min_induction: PositiveFloat
@@ -54,6 +62,13 @@ class Settings(BaseModel):
     min_icl: PositiveFloat
     """The same for the in-context-learning score, in nats."""
     ablation_sequences: PositiveInt = 256
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("holds a seed twice")
+        return seeds
 
 
 def run(
@@ -73,6 +88,15 @@ def run(
         raise ConfigError(
             f"{out} already holds something: --resume continues, --out names another folder"
         )
+    if config.model.n_layers != 2:
+        raise ConfigError(
+            f"model.n_layers = {config.model.n_layers}: this experiment sets a two-layer model "
+            "beside a one-layer control"
+        )
+    # What would fail in every run is better said once, before any begins.
+    torch_device(config.train.device)
+    open_stream(config)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
     jobs = {
         out / "runs" / f"{model}-seed-{seed}": _with_seed(config, model, seed)
         for model in (TWO_LAYER, CONTROL)
@@ -243,7 +267,10 @@ def ablate_groups(
     """
     model = load_model(folder)
     stream, _ = open_stream(config)
-    inputs = token_inputs(model, stream.held_out(settings.ablation_sequences))
+    inputs = token_inputs(
+        model,
+        stream.held_out(settings.ablation_sequences, apart_from=config.probe.sequences),
+    )
     norms = head_output_norms(model, inputs)
     last = _of(heads, TWO_LAYER, seed)
     groups = head_groups(last[last["step"] == last["step"].max()], norms)
@@ -290,26 +317,30 @@ def head_groups(last: pd.DataFrame, norms: np.ndarray) -> list[tuple[str, list[H
 
     Induction heads are those of the strongest one's layer with at least half its score;
     previous-token heads likewise, among the layers below. At most half a layer's heads are
-    taken, so that controls are left in it.
+    taken; those left over that are strong too are no controls, so there may be fewer of these.
     """
-    induction = _strongest(last, "induction", norms.shape[1])
+    induction = _strong(last, "induction")
     below = last[last["layer"] < induction[0][0]]
-    previous = _strongest(below, "previous_token", norms.shape[1]) if len(below) else []
+    previous = _strong(below, "previous_token") if len(below) else []
+    most = max(1, norms.shape[1] // 2)
     groups = []
-    for name, chosen in (("induction heads", induction), ("previous-token heads", previous)):
-        if chosen:
+    for name, strong in (("induction heads", induction), ("previous-token heads", previous)):
+        if strong:
+            chosen = strong[:most]
             groups.append((name, chosen))
-            controls = control_heads(chosen, norms)
+            # A head that is itself strong is no control, even where fewer controls remain.
+            controls = control_heads(chosen, norms, excluded=strong)
             if controls:
                 groups.append((f"controls of the {name}", controls))
     return groups
 
 
-def _strongest(scores: pd.DataFrame, column: str, n_heads: int) -> list[Head]:
+def _strong(scores: pd.DataFrame, column: str) -> list[Head]:
+    """Heads of the best one's layer with at least half its score, the best first."""
     ordered = scores.sort_values(column, ascending=False)
     best = ordered.iloc[0]
     same_layer = ordered[ordered["layer"] == best["layer"]]
-    strong = same_layer[same_layer[column] >= 0.5 * best[column]].head(max(1, n_heads // 2))
+    strong = same_layer[same_layer[column] >= 0.5 * best[column]]
     return [(int(row.layer), int(row.head)) for row in strong.itertuples()]
 
 

@@ -4,6 +4,7 @@ Nothing heavy is imported before a verb needs it, and paths, configs and flags a
 model is. A user's mistake is one line on standard error and exit code 2.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,10 +47,14 @@ class _Verbs(TyperGroup):
             message = str(error)
         except _UsageError as error:
             message = error.format_message()
+        except BrokenPipeError:  # the reader of a pipe has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
         except OSError as error:
             message = f"{error.filename or 'file'}: {error.strerror or error}"
         except KeyboardInterrupt:
-            typer.echo("interrupted; --resume continues a run", err=True)
+            hint = "; --resume continues" if ctx.invoked_subcommand in ("train", "run") else ""
+            typer.echo(f"interp: interrupted{hint}", err=True)
             raise typer.Exit(130) from None
         typer.echo(f"interp: {message}", err=True)
         raise typer.Exit(2)
@@ -68,7 +73,7 @@ Out = Annotated[Path | None, typer.Option(help="folder for the results")]
 Seed = Annotated[int, typer.Option(min=0, help="seed of the random tokens")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Tokens = Annotated[
-    Path | None, typer.Option(help="integer array [batch, pos] in a .npy file, taken as given")
+    Path | None, typer.Option(help="integer array \\[batch, pos] in a .npy file, taken as given")
 ]
 Text = Annotated[Path | None, typer.Option(help="text file, cut into windows of n_ctx tokens")]
 Block = Annotated[
@@ -116,7 +121,9 @@ def train(
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Argument(help="a TOML file with an [experiment]")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="a TOML file with an \\[experiment]")
+    ] = None,
     overrides: Override = None,
     out: Out = None,
     resume: Resume = False,
@@ -181,6 +188,11 @@ def report(
     """Write report.html into each folder, from the tables in it."""
     from interp.views.report import write_report
 
+    for folder in folders:
+        if not folder.is_dir():
+            raise AnalysisError(
+                f"{folder}: no such folder; a report is made of a folder of results"
+            )
     for folder in folders:
         typer.echo(str(write_report(folder)))
 
@@ -253,8 +265,8 @@ def _experiment(settings: "RunConfig", config: Path) -> Callable[..., Path]:
     if not path.is_file():
         raise ConfigError(f"{config}: experiment.file = {named!r}: no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None  # a path that ends in .py has both
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{config}: experiment.file = {named!r}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, "run"):
@@ -288,7 +300,7 @@ def _blocks(block: str | None) -> list[int] | None:
     from interp.config import BLOCK_RULE
 
     words = [word for word in block.replace(" ", "").split(",") if word]
-    if not words or not all(word.isdigit() for word in words):
+    if not words or not all(word.isdecimal() for word in words):
         raise ConfigError(f"--block {block}: one number, or several with commas between")
     for word in words:
         if int(word) < 3:

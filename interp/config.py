@@ -288,11 +288,12 @@ class RunConfig(_Table):
         return self
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """The run config in a TOML file, with `key.subkey=value` overrides applied.
 
     Raises: ConfigError, one line naming file, dotted key, value and rule.
     """
+    path = Path(path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -358,6 +359,9 @@ def _explain_one(fault: object, root: type[BaseModel]) -> str:
         near = difflib.get_close_matches(str(loc[-1]), known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"unknown key {key}; {hint}known: {', '.join(known)}"
+    if fault["type"] == "union_tag_invalid":
+        context = fault["ctx"]
+        return f"{key}.kind = {context['tag']!r}: one of {context['expected_tags']}"
     if fault["type"] == "missing":
         return f"{key} is missing"
     value = fault["input"]

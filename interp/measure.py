@@ -62,6 +62,10 @@ def analyze(
     Raises: AnalysisError for an unknown name, a block that does not fit, or tokens in which the
     measure is not defined; ShapeError for tokens that do not fit the model.
     """
+    if tokens is not None and blocks is not None:
+        raise AnalysisError("tokens or blocks: one source of tokens at a time")
+    if tokens is None and attention_mask is not None:
+        raise AnalysisError("an attention_mask belongs to tokens, and none were given")
     if tokens is None:
         inputs = repeated_inputs(model, blocks, batch, seed)
     else:
@@ -75,9 +79,11 @@ def score_heads(model: HookedModel, name: str, inputs: Inputs, *, seed: int = 0)
     Raises: AnalysisError for an unknown name, or inputs in which the measure is not defined.
     """
     analysis = registry.get(name)
-    values = measure(model, [analysis], inputs.batches)[name]
+    values = measure(model, [analysis], inputs.batches)
     null = _null_values(model, analysis, inputs)
-    table = head_table(values, null, analysis.score)
+    table = head_table(values.pop(analysis.score), null, analysis.score)
+    for column, own in values.items():
+        table[column] = sequence_statistics(own)[0].ravel()
     if table[analysis.score].isna().all():
         raise AnalysisError(
             f"{name} is not measurable on these tokens: {inputs.description} has no query it "
@@ -105,7 +111,7 @@ def repeated_inputs(
     model: HookedModel, blocks: Sequence[int] | None, batch: int, seed: int
 ) -> Inputs:
     """Repeated random tokens of several block lengths, and their unrepeated null."""
-    bos = model.cfg.bos_token_id
+    bos = getattr(model.cfg, "bos_token_id", None)
     d_vocab, excluded = _random_ids(model)
     room = (model.cfg.n_ctx - (bos is not None)) // 2
     usable = min(room, d_vocab - len(excluded | ({bos} if bos is not None else set())))
@@ -117,6 +123,8 @@ def repeated_inputs(
                 f"block = {block}: twice that is longer than n_ctx = {model.cfg.n_ctx}; at most "
                 f"{room}"
             )
+    if not blocks:
+        raise AnalysisError("blocks: at least one length is needed")
     if batch < 1:
         raise AnalysisError(f"batch = {batch}: at least one sequence is needed")
 
@@ -185,28 +193,42 @@ def text_inputs(model: HookedModel, path: Path) -> Inputs:
 def measure(
     model: HookedModel, analyses: Collection[registry.Analysis], batches: Sequence[TokenBatch]
 ) -> dict[str, Float[np.ndarray, "layer sequence n_heads"]]:
-    """Each analysis's value for every layer, sequence and head, by one pass over the batches."""
-    found: dict[str, list[list[np.ndarray]]] = {analysis.name: [] for analysis in analyses}
+    """Every column of the analyses, for each layer, sequence and head, by one pass.
+
+    Raises: AnalysisError for an analysis whose first column is not its own name.
+    """
+    found: dict[str, list[list[np.ndarray]]] = {}
     device = torch.device(str(model.cfg.device))
     for whole in batches:
         for part in _chunks(whole):
             chunk = replace(part, tokens=part.tokens.to(device), targets=part.targets.to(device))
 
             def reduce(attention: LayerAttention, chunk: TokenBatch = chunk) -> dict[str, Tensor]:
-                return {
-                    analysis.name: analysis.measure(attention, chunk)[analysis.score]
-                    for analysis in analyses
-                }
+                columns: dict[str, Tensor] = {}
+                for analysis in analyses:
+                    columns |= _columns(analysis, attention, chunk)
+                return columns
 
             layers = watch_attention(model, chunk.tokens, reduce, chunk.key_mask)
-            for analysis in analyses:
-                found[analysis.name].append(
-                    [layer[analysis.name].double().numpy() for layer in layers]
-                )
+            for column in layers[0]:
+                values = [layer[column].double().numpy() for layer in layers]
+                found.setdefault(column, []).append(values)
     return {
         name: np.stack([np.concatenate(layer) for layer in zip(*chunks, strict=True)])
         for name, chunks in found.items()
     }
+
+
+def _columns(
+    analysis: registry.Analysis, attention: LayerAttention, batch: TokenBatch
+) -> dict[str, Tensor]:
+    columns = dict(analysis.measure(attention, batch))
+    if next(iter(columns), None) != analysis.score:
+        raise AnalysisError(
+            f"{analysis.name} returned the columns {list(columns)}; the first has to be "
+            f"{analysis.score!r}"
+        )
+    return columns
 
 
 def head_table(
@@ -250,11 +272,10 @@ def _null_values(
     model: HookedModel, analysis: registry.Analysis, inputs: Inputs
 ) -> Float[np.ndarray, "layer sequence n_heads"]:
     if analysis.null == "unrepeated":
-        return measure(model, [analysis], inputs.unrepeated)[analysis.name]
+        return measure(model, [analysis], inputs.unrepeated)[analysis.score]
+    n_heads = model.cfg.n_heads
     values = [
-        analysis.measure(uniform_attention(real_tokens(batch), model.cfg.n_heads), batch)[
-            analysis.score
-        ]
+        _columns(analysis, uniform_attention(real_tokens(batch), n_heads), batch)[analysis.score]
         for batch in inputs.batches
     ]
     flat = torch.cat(values).double().numpy()
@@ -281,7 +302,7 @@ def _chunks(batch: TokenBatch) -> list[TokenBatch]:
 def _unrepeated_copy(batch: TokenBatch, model: HookedModel) -> TokenBatch:
     """The same targets over tokens that do not repeat, as far as the vocabulary reaches."""
     rng = np.random.default_rng([0, 3])
-    n_pos, bos = batch.tokens.shape[1], model.cfg.bos_token_id
+    n_pos, bos = batch.tokens.shape[1], getattr(model.cfg, "bos_token_id", None)
     d_vocab, excluded = _random_ids(model)
     choices = np.setdiff1d(np.arange(d_vocab), [*excluded, *([] if bos is None else [bos])])
     rounds = -(-n_pos // len(choices))

@@ -74,6 +74,7 @@ def names() -> dict[str, str]:
                     isinstance(decorator, ast.Call)
                     and isinstance(decorator.func, ast.Name)
                     and decorator.func.id == "analysis"
+                    and decorator.args
                 ):
                     name = ast.literal_eval(decorator.args[0])
                     found[name] = (ast.get_docstring(node) or "").split("\n")[0]
@@ -91,5 +92,8 @@ def get(name: str) -> Analysis:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise AnalysisError(f"no analysis {name!r}; {hint}known: {', '.join(known)}")
-        importlib.import_module(f"interp.analyses.{name.replace('-', '_')}")
+        module = name.replace("-", "_")
+        if not (_FOLDER / f"{module}.py").is_file():
+            raise AnalysisError(f"the analysis {name!r} should be in interp/analyses/{module}.py")
+        importlib.import_module(f"interp.analyses.{module}")
     return _registered[name]

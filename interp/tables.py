@@ -22,7 +22,7 @@ from interp.errors import AnalysisError, ShapeError
 _HEAD = re.compile(r"(?:L?(\d+)[.H])(\d+|\*)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadScores:
     """One analysis of every head.
 
@@ -65,8 +65,9 @@ class HeadScores:
         """Everything as strict JSON: missing numbers are null."""
         return strict_json({**asdict(self), "table": self.table.to_dict(orient="records")})
 
-    def save(self, folder: Path) -> list[Path]:
+    def save(self, folder: Path | str) -> list[Path]:
         """Write `<name>.csv` and `<name>.json` into `folder`; returns the paths."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         name = self.analysis.replace("-", "_")
         csv, record = folder / f"{name}.csv", folder / f"{name}.json"
@@ -75,7 +76,7 @@ class HeadScores:
         return [csv, record]
 
     @classmethod
-    def load(cls, path: Path) -> "HeadScores":
+    def load(cls, path: Path | str) -> "HeadScores":
         """The scores in a JSON file that `save` wrote.
 
         Raises: AnalysisError where the file is missing or is something else.

@@ -416,7 +416,7 @@ def test_an_interrupted_run_says_how_to_continue(here, monkeypatch):
     monkeypatch.setattr("interp.training.loop.train", interrupt)
     result = runner.invoke(app, ["train", "tiny.toml", "--out", "new"])
     assert result.exit_code == 130
-    assert result.stderr == "interrupted; --resume continues a run\n"
+    assert result.stderr == "interp: interrupted; --resume continues\n"
 
 
 def test_an_experiment_is_the_function_run_of_the_file_its_config_names(here):

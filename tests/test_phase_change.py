@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -124,7 +127,8 @@ def test_groups_are_the_strongest_half_of_a_layer_with_controls_beside_them(
     norms = np.array([[1.0, 5.0, 4.0, 2.0], [3.0, 2.0, 1.9, 2.9]])
     assert experiment.head_groups(scores, norms) == [
         ("induction heads", [(1, 0), (1, 1)]),
-        ("controls of the induction heads", [(1, 3), (1, 2)]),
+        # 1.2 is strong too, so it is no control.
+        ("controls of the induction heads", [(1, 3)]),
         ("previous-token heads", [(0, 1)]),
         ("controls of the previous-token heads", [(0, 2)]),
     ]
@@ -173,3 +177,40 @@ def test_an_experiment_with_an_unknown_setting_is_refused_before_it_begins(tmp_p
     assert result.exit_code == 2
     assert "unknown key seed; did you mean seeds?" in result.stderr
     assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("experiment.seeds=[-1]", "seeds.0 = -1"),
+        ("experiment.seeds=[0,0]", "holds a seed twice"),
+        ("model.n_layers=3", "model.n_layers = 3: this experiment sets a two-layer model"),
+        ("train.device=gpu7", "device = 'gpu7' cannot be used here"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_before_anything_is_trained(
+    setting: str, said: str, tmp_path: Path
+) -> None:
+    result = run_tiny(tmp_path / "tiny", "--set", setting)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_an_interrupted_experiment_ends_its_workers_at_once(tmp_path: Path) -> None:
+    config = ROOT / "configs" / "phase_change.toml"
+    out = tmp_path / "long"
+    command = [sys.executable, "-m", "interp", "run", str(config), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    metrics = list(out.glob("runs/*/metrics.jsonl"))
+    while not metrics and process.poll() is None:
+        time.sleep(0.2)
+        metrics = list(out.glob("runs/*/metrics.jsonl"))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.strip().endswith("interp: interrupted; --resume continues")
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.jsonl")}
+    time.sleep(2)  # a worker that lived on would have written several lines by now
+    assert before == {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.jsonl")}

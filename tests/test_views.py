@@ -199,7 +199,7 @@ def made_scores(n_layers=12, n_heads=12):
     return HeadScores(
         table=pd.DataFrame(rows),
         score="induction",
-        unit="probability",
+        unit="attention probability",
         analysis="induction",
         model="gpt2",
         params={"block": [12, 20, 31]},

@@ -101,7 +101,7 @@ def check_method(method: str, metric: str) -> None:
 def ablate_each(
     model: HookedModel,
     inputs: Inputs,
-    heads: Sequence[Head],
+    heads: Sequence[Head] | str,
     *,
     method: str = "zero",
     metric: str = "loss",
@@ -117,8 +117,8 @@ def ablate_each(
     for a head the model does not have.
     """
     check_method(method, metric)
-    labels = [head_label(*head) for head in heads]
-    heads = parse_heads(labels, model.cfg.n_layers, model.cfg.n_heads)
+    named = heads if isinstance(heads, str) else [head_label(*head) for head in heads]
+    heads = parse_heads(named, model.cfg.n_layers, model.cfg.n_heads)
     measure = METRICS[metric]
     clean = sequence_metric(model, inputs, measure)
     if not np.isfinite(clean).all():
@@ -164,9 +164,11 @@ def ablate(
     attention_mask: Tensor | None = None,
     method: str = "zero",
     metric: str = "loss",
-    heads: Sequence[Head] | None = None,
+    heads: Sequence[Head] | str | None = None,
 ) -> HeadScores:
     """`ablate_each` on given tokens `[batch, pos]`, for all heads unless some are named.
+
+    Heads are pairs, or text such as `"5.1, 7.*"`.
 
     Raises: as `ablate_each`; ShapeError for tokens that do not fit the model.
     """

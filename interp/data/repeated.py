@@ -118,6 +118,9 @@ def _batch(ids: Int[np.ndarray, "batch pos"], block: int, bos: int | None) -> To
     )
 
 
+TARGET_ROWS = 64
+
+
 def induction_targets(
     tokens: Int[Tensor, "batch pos"], key_mask: Bool[Tensor, "batch pos"] | None = None
 ) -> Int[Tensor, "batch pos"]:
@@ -126,6 +129,11 @@ def induction_targets(
     A copy directly before the query has the query itself as its successor; such queries have no
     target.
     """
+    # A row at a time over many sequences would be slow, all of them at once n_pos² times as large.
+    if len(tokens) > TARGET_ROWS:
+        masks = [None] * len(tokens) if key_mask is None else key_mask.split(TARGET_ROWS)
+        parts = zip(tokens.split(TARGET_ROWS), masks, strict=False)
+        return torch.cat([induction_targets(rows, mask) for rows, mask in parts])
     n_pos = tokens.shape[1]
     index = torch.arange(n_pos, device=tokens.device)
     same = tokens[:, :, None] == tokens[:, None, :]
@@ -163,9 +171,13 @@ class RepeatedStream:
         """The training batch of a step."""
         return self._draw(np.random.default_rng([seed, 1, step]), size)
 
-    def held_out(self, n_sequences: int) -> Int[Tensor, "batch pos"]:
-        """Sequences for evaluation, the same for every seed, from a generator of their own."""
-        return self._draw(np.random.default_rng([0, 2]), n_sequences)
+    def held_out(self, n_sequences: int, *, apart_from: int = 0) -> Int[Tensor, "batch pos"]:
+        """Sequences for evaluation, the same for every seed, from a generator of their own.
+
+        With `apart_from` they are drawn independently of `held_out(apart_from)`.
+        """
+        generator = np.random.default_rng([0, 5] if apart_from else [0, 2])
+        return self._draw(generator, n_sequences)
 
     def facts(self) -> dict[str, object]:
         """What a run records of its data."""

@@ -29,8 +29,11 @@ class Stream(Protocol):
         """The training batch of a step."""
         ...
 
-    def held_out(self, n_sequences: int) -> Int[Tensor, "batch pos"]:
-        """Sequences for evaluation, the same for every seed."""
+    def held_out(self, n_sequences: int, *, apart_from: int = 0) -> Int[Tensor, "batch pos"]:
+        """Sequences for evaluation, the same for every seed.
+
+        With `apart_from` they share no token with those of `held_out(apart_from)`.
+        """
         ...
 
     def facts(self) -> dict[str, object]:
@@ -58,11 +61,28 @@ class TextStream:
         rng = np.random.default_rng([seed, 1, step])
         return self._windows(self._training, rng.integers(self._last(self._training), size=size))
 
-    def held_out(self, n_sequences: int) -> Int[Tensor, "batch pos"]:
-        """Windows spread evenly over the held-out text; fewer where they would overlap."""
+    def held_out(self, n_sequences: int, *, apart_from: int = 0) -> Int[Tensor, "batch pos"]:
+        """Windows spread evenly over the held-out text; fewer where they would overlap.
+
+        With `apart_from` they overlap none of `held_out(apart_from)`, and may be fewer.
+        """
+        starts = self._spread(n_sequences)
+        if apart_from:
+            taken = self._spread(apart_from)
+            grid = np.arange(0, self._last(self._held_out), self._n_ctx)
+            after = np.searchsorted(taken, grid)
+            before = taken[np.clip(after - 1, 0, None)]
+            beside = np.minimum(
+                np.abs(grid - before), np.abs(grid - taken[np.clip(after, None, len(taken) - 1)])
+            )
+            free = grid[beside >= self._n_ctx]
+            chosen = np.linspace(0, len(free) - 1, min(n_sequences, len(free)))
+            starts = free[chosen.astype(np.int64)]
+        return self._windows(self._held_out, starts)
+
+    def _spread(self, n_sequences: int) -> Int[np.ndarray, " batch"]:
         n_sequences = min(n_sequences, len(self._held_out) // self._n_ctx)
-        last = self._last(self._held_out) - 1
-        return self._windows(self._held_out, np.linspace(0, last, n_sequences).astype(np.int64))
+        return np.linspace(0, self._last(self._held_out) - 1, n_sequences).astype(np.int64)
 
     def facts(self) -> dict[str, object]:
         """What a run records of its data."""

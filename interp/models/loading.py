@@ -63,7 +63,7 @@ def checkpoint_folder(ref: str | Path) -> Path:
         raise ModelError(f"no model {text!r}: it should be the folder of a training run")
     steps = checkpoint_steps(folder)
     if at:
-        if not wanted.isdigit() or int(wanted) not in steps:
+        if not wanted.isdecimal() or int(wanted) not in steps:
             known = ", ".join(map(str, steps)) or "none"
             raise ModelError(f"{folder} has no checkpoint {wanted!r}; its steps: {known}")
         return steps[int(wanted)]

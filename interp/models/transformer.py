@@ -151,7 +151,7 @@ class Transformer(HookedRootModule):
         self,
         tokens: object,
         *,
-        attention_mask: Tensor | None = None,
+        attention_mask: object = None,
         return_type: ReturnType = "logits",
         loss_per_token: bool = False,
         start_at_layer: int | None = None,
@@ -230,15 +230,20 @@ class Transformer(HookedRootModule):
         return list(self.blocks)[start:stop]
 
     def _key_mask(
-        self, attention_mask: Tensor | None, shape: Sequence[int]
+        self, attention_mask: object, shape: Sequence[int]
     ) -> Bool[Tensor, "batch pos"] | None:
         if attention_mask is None:
             return None
-        if attention_mask.shape != tuple(shape):
+        given = torch.as_tensor(attention_mask, device=self.embed.weight.device)
+        if given.ndim == 1:
+            given = given[None]
+        if given.shape != tuple(shape):
+            raise ShapeError(f"attention_mask {list(given.shape)} for tokens {list(shape)}")
+        key_mask = given.bool()
+        if not bool((given == key_mask).all()):
             raise ShapeError(
-                f"attention_mask {list(attention_mask.shape)} for tokens {list(shape)}"
+                "attention_mask should hold 1 on real tokens and 0 on padding, not scores to add"
             )
-        key_mask = attention_mask.to(self.embed.weight.device).bool()
         # An all-ones mask is no mask: the same operator, the same bits.
         return None if bool(key_mask.all()) else key_mask
 

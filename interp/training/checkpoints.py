@@ -85,7 +85,10 @@ def _generator_state(text: str) -> Tensor:
 
 def _read_state(path: Path) -> TrainState:
     try:
-        return TrainState(**json.loads(path.read_text(encoding="utf-8")))
+        state = TrainState(**json.loads(path.read_text(encoding="utf-8")))
+        for rng in (state.rng, *state.device_rng):
+            bytes.fromhex(rng)
+        return state
     except FileNotFoundError:
         raise ModelError(f"{path} is missing: the checkpoint is incomplete") from None
     except (ValueError, TypeError) as error:
@@ -104,9 +107,12 @@ def _set_optimizer(
     model: Transformer, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
 ) -> None:
     parameters = dict(model.named_parameters())
+    wanted = {f"{name}.{key}" for name in parameters for key in ("step", "exp_avg", "exp_avg_sq")}
+    # Before the first step AdamW has no state at all.
+    if tensors and tensors.keys() != wanted:
+        odd = sorted(tensors.keys() ^ wanted)
+        raise ModelError(f"{path} does not fit the model: {', '.join(odd[:3])}")
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition(".")
-        if name not in parameters:
-            raise ModelError(f"{path} has state for {name!r}, which the model does not have")
         device = "cpu" if key == "step" else parameters[name].device
         optimizer.state[parameters[name]][key] = value.to(device)

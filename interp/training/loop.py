@@ -4,6 +4,7 @@ On one CPU and thread count a run that was interrupted anywhere and resumed ends
 as one that was not: batches follow from seed and step, and a checkpoint holds the rest.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import torch
 
 from interp.config import RunConfig
 from interp.data.stream import open_stream
-from interp.errors import ConfigError
+from interp.errors import ConfigError, ModelError
 from interp.models.loading import torch_device
 from interp.models.transformer import Transformer
 from interp.tables import versions, write_text
@@ -33,7 +34,7 @@ Watch = Callable[[int, Measurement | None], None]
 
 def train(
     config: RunConfig,
-    out: Path,
+    out: Path | str,
     *,
     resume: bool = False,
     command: str = "",
@@ -44,11 +45,13 @@ def train(
     Raises: ConfigError for a device that is not there or a folder in use; ModelError for a
     checkpoint that is cut short.
     """
+    out = Path(out)
     device = torch_device(config.train.device)
     if config.train.dtype == "bfloat16" and not _has_bfloat16(device):
         raise ConfigError(f"train.dtype = 'bfloat16': {config.train.device} has no bfloat16")
     stream, vocabulary = open_stream(config)
     folder = RunFolder(out)
+    _refuse_another_text(folder, stream.facts(), resume)
     folder.open(config, resume=resume)
     if vocabulary is not None and not folder.tokenizer.is_file():
         write_text(folder.tokenizer, vocabulary.to_json())
@@ -83,10 +86,9 @@ def train(
                 in_probes += time.perf_counter() - probe_began
                 tokens = step * config.train.batch_size * config.model.n_ctx
                 where = {"step": step, "tokens": tokens}
-                if recent:
-                    measured.metrics["train_loss"] = sum(recent) / len(recent)
+                trained = {"train_loss": sum(recent) / len(recent)} if recent else {}
                 folder.append_heads([{**where, **row} for row in measured.heads])
-                folder.append_metrics({**where, **measured.metrics})
+                folder.append_metrics({**where, **measured.metrics, **trained})
                 seconds = time.perf_counter() - began
                 folder.append_timing({"step": step, "seconds": seconds, "probes": in_probes})
                 recent = []
@@ -114,9 +116,21 @@ def train(
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.clip_norm)
             optimizer.step()
             recent.append(loss.item())
+            if not math.isfinite(recent[-1]):
+                raise ModelError(
+                    f"the loss is {recent[-1]} at step {step}: training diverged; a lower train.lr "
+                    "may help"
+                )
         facts["seconds"] = round(time.perf_counter() - began, 3)
         folder.write_facts(facts)
     return model.eval()
+
+
+def _refuse_another_text(folder: RunFolder, data: dict[str, object], resume: bool) -> None:
+    """A path may hold another text by now, and another Python another library."""
+    begun = folder.read_facts().get("data") if resume else None
+    if isinstance(begun, dict) and begun.get("sha256") != data.get("sha256"):
+        raise ConfigError(f"{folder.path}: the corpus is not the text that this run began on")
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

@@ -50,7 +50,12 @@ def train_all(
                         if latest := _latest(folder):
                             say(f"{folder.name}: {latest}")
         except BaseException:
+            # They may each have minutes to go; --resume takes up what they wrote. The pool offers
+            # no way to end a running job, and forgets its processes once it is shut down.
+            running = list(pool._processes.values())
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.kill()
             raise
 
 

@@ -137,7 +137,7 @@ def _head_rows(
             "layer": layer,
             "head": head,
             "induction": float(means["induction"][layer, head]),
-            "previous_token": float(means["previous-token"][layer, head]),
+            "previous_token": float(means["previous_token"][layer, head]),
             "sink": float(means["sinks"][layer, head]),
         }
         for layer in range(n_layers)

@@ -13,7 +13,8 @@ from pathlib import Path
 import tomli_w
 
 from interp.config import RunConfig, config_tables, load_config
-from interp.errors import ConfigError
+from interp.errors import ConfigError, ModelError
+from interp.models.loading import checkpoint_steps
 from interp.tables import strict_json, write_text
 
 HEAD_COLUMNS = ("step", "tokens", "layer", "head", "induction", "previous_token", "sink")
@@ -52,7 +53,7 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             # A killed writer's unpublished files; other hidden files are the user's.
-            for file in (self.config, self.facts, self.metrics, self.timing, self.probes):
+            for file in self.files():
                 for leftover in self.path.glob(f".{file.name}-*"):
                     leftover.unlink()
             if not self.config.is_file():
@@ -63,6 +64,11 @@ class RunFolder:
     def _refuse_another_config(self, config: RunConfig) -> None:
         saved = config_tables(load_config(self.config))
         wanted = config_tables(config)
+        done = max(checkpoint_steps(self.path), default=0)
+        if done > config.train.steps:
+            raise ConfigError(
+                f"{self.path} is already at step {done}, past train.steps = {config.train.steps}"
+            )
         changed = sorted(
             f"{table}.{key}"
             for table in ("model", "train", "data", "probe")
@@ -78,6 +84,10 @@ class RunFolder:
             )
         if saved != wanted:
             write_text(self.config, tomli_w.dumps(wanted))
+
+    def files(self) -> list[Path]:
+        """Everything in the folder that is one file."""
+        return [self.config, self.facts, self.metrics, self.timing, self.probes, self.tokenizer]
 
     def append_metrics(self, values: Mapping[str, int | float]) -> None:
         """Add one line of numbers."""
@@ -100,7 +110,15 @@ class RunFolder:
 
     def read_facts(self) -> dict[str, object]:
         """`run.json`, or nothing where it was never written."""
-        return json.loads(self.facts.read_text("utf-8")) if self.facts.is_file() else {}
+        if not self.facts.is_file():
+            return {}
+        try:
+            facts = json.loads(self.facts.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ModelError(f"{self.facts} is not JSON: {error}") from None
+        if not isinstance(facts, dict):
+            raise ModelError(f"{self.facts} does not hold the facts of a run")
+        return facts
 
     def cut_back(self, step: int) -> None:
         """Take away every line after `step` (-1: every line) and any part of a line."""
@@ -134,9 +152,12 @@ def _keep_lines(path: Path, step_of: Callable[[str], int], last: int) -> None:
     if not path.is_file():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        # A killed writer leaves at most one part of a line, at the end.
-        if not line.endswith("\n") or step_of(line.rstrip("\n")) > last:
-            break
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
+        try:
+            # A killed writer leaves at most one part of a line, at the end.
+            if not line.endswith("\n") or step_of(line.rstrip("\n")) > last:
+                break
+        except (ValueError, KeyError, TypeError):
+            raise ModelError(f"{path}, line {number}, is damaged: it names no step") from None
         kept.append(line)
     write_text(path, "".join(kept))

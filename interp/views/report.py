@@ -74,8 +74,8 @@ def _facts(path: Path) -> dict[str, object]:
         return {}
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as fault:
-        raise AnalysisError(f"{path}: not JSON: {fault.msg} at line {fault.lineno}") from fault
+    except ValueError as fault:
+        raise AnalysisError(f"{path}: not JSON: {fault}") from None
     if not isinstance(facts, dict):
         raise AnalysisError(
             f"{path}: a run's facts are one JSON object, not {type(facts).__name__}"

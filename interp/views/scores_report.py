@@ -49,7 +49,7 @@ def _parts(scores: HeadScores) -> tuple[Part, ...]:
     values = pd.to_numeric(table[column], errors="coerce")
     # An effect has a sign even where all its values happen to share one.
     diverging = bool((values < 0).any()) or scores.analysis.startswith("ablat")
-    within = scores.unit in ("probability", "attention") and not diverging
+    within = scores.unit == "attention probability" and not diverging
     origin = (scores.model, about(table, scores.unit), f"seed {scores.seed}")
     subtitle = ", ".join(filter(None, origin))
     parts: list[Part] = []
