@@ -121,7 +121,11 @@ def train(
                     f"the loss is {recent[-1]} at step {step}: training diverged; a lower train.lr "
                     "may help"
                 )
-        facts["seconds"] = round(time.perf_counter() - began, 3)
+        sessions = facts["sessions"]
+        assert isinstance(sessions, list)
+        sessions[-1]["seconds"] = round(time.perf_counter() - began, 3)
+        # A session that was killed left no time of its own.
+        facts["seconds"] = round(sum(session.get("seconds", 0.0) for session in sessions), 3)
         folder.write_facts(facts)
     return model.eval()
 
