@@ -70,14 +70,11 @@ def names() -> dict[str, str]:
             if not isinstance(node, ast.FunctionDef):
                 continue
             for decorator in node.decorator_list:
-                if (
-                    isinstance(decorator, ast.Call)
-                    and isinstance(decorator.func, ast.Name)
-                    and decorator.func.id == "analysis"
-                    and decorator.args
-                ):
-                    name = ast.literal_eval(decorator.args[0])
-                    found[name] = (ast.get_docstring(node) or "").split("\n")[0]
+                match decorator:
+                    case ast.Call(
+                        func=ast.Name(id="analysis"), args=[ast.Constant(value=str(name)), *_]
+                    ):
+                        found[name] = (ast.get_docstring(node) or "").split("\n")[0]
     return found
 
 
