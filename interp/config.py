@@ -48,9 +48,13 @@ class _Table(BaseModel):
         # pydantic reads true as 1.
         for name, value in data.items() if isinstance(data, dict) else ():
             field = cls.model_fields.get(name)
-            if field is not None and isinstance(value, bool) and field.annotation is not bool:
+            if field is not None and isinstance(value, bool) and not _takes_bool(field.annotation):
                 raise ValueError(f"{name} = {str(value).lower()} is not what belongs here")
         return data
+
+
+def _takes_bool(annotation: object) -> bool:
+    return annotation is bool or bool in getattr(annotation, "__args__", ())
 
 
 class GroupedAttentionConfig(_Table):
@@ -65,8 +69,25 @@ class GroupedAttentionConfig(_Table):
     n_key_value_heads: Annotated[PositiveInt | None, Field(validate_default=True)] = None
     d_head: PositiveInt | None = None
     bias: bool = True
+    """Biases of queries, keys and values, and of the output unless `output_bias` differs."""
+    output_bias: Annotated[bool | None, Field(validate_default=True)] = None
+    qk_norm: bool = False
+    """RMSNorm of every query and key head, with gains shared by the heads, before rotary."""
+    scale: PositiveFloat | None = None
+    """What the dot products are multiplied by; 1/sqrt(d_head) where not given."""
+    scale_by_inverse_layer: bool = False
+    """Divide the scale by the layer's number, counted from 1."""
+    window: PositiveInt | None = None
+    """How many keys a query may attend to, the latest ones and itself; all where not given."""
+    windowed_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """The layers that have the window; every layer where not given."""
     smeared_keys: bool = False
     """Mix each key with the one before it, by one trained share a head (Olsson et al. 2022)."""
+
+    @field_validator("output_bias")
+    @classmethod
+    def _follows_bias(cls, value: bool | None, info: _FieldInfo) -> bool | None:
+        return bool(info.data.get("bias")) if value is None else value
 
     @field_validator("n_key_value_heads")
     @classmethod
@@ -82,6 +103,37 @@ class GroupedAttentionConfig(_Table):
                 f"does not divide n_heads = {n_heads}; one of {', '.join(divisors)} would"
             )
         return value
+
+
+class LinearScaling(_Table):
+    """Rotary positions divided by `factor`. Source: Chen et al. 2023, position interpolation."""
+
+    kind: Literal["linear"] = "linear"
+    factor: Annotated[float, Field(ge=1)]
+
+
+class Llama3Scaling(_Table):
+    """Rotary frequencies divided by `factor` where they turn slowly, as Llama 3.1 does.
+
+    Frequencies that turn fewer than `low_freq_factor` times in `original_n_ctx` tokens are divided,
+    those that turn more than `high_freq_factor` times are kept, and those between are mixed.
+    Source: the model code released with Llama 3.1.
+    """
+
+    kind: Literal["llama3"] = "llama3"
+    factor: Annotated[float, Field(ge=1)]
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_n_ctx: PositiveInt
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Llama3Scaling":
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor = {self.low_freq_factor:g} should be below high_freq_factor = "
+                f"{self.high_freq_factor:g}"
+            )
+        return self
 
 
 class MLPConfig(_Table):
@@ -106,6 +158,9 @@ class ModelConfig(_Table):
     """`standard` adds learned positions to the residual stream; `shortformer` adds them to the
     inputs of queries and keys only; `rotary` turns queries and keys, pairing halves."""
     rotary_base: PositiveFloat = 10000.0
+    rotary_scaling: Annotated[LinearScaling | Llama3Scaling, Field(discriminator="kind")] | None = (
+        None
+    )
     normalization_type: Normalization = "LN"
     eps: PositiveFloat = 1e-5
     tie_embeddings: bool = False
@@ -148,6 +203,19 @@ class ModelConfig(_Table):
             )
         if self.positional_embedding_type == "rotary" and self.d_head % 2:
             raise ValueError(f"attention.d_head = {self.d_head} is odd; rotary turns pairs")
+        if self.rotary_scaling is not None and self.positional_embedding_type != "rotary":
+            raise ValueError(
+                "rotary_scaling belongs to positional_embedding_type = 'rotary', not "
+                f"{self.positional_embedding_type!r}"
+            )
+        windowed = self.attention.windowed_layers
+        if windowed is not None and self.attention.window is None:
+            raise ValueError("attention.windowed_layers needs attention.window")
+        if windowed and max(windowed) >= self.n_layers:
+            raise ValueError(
+                f"attention.windowed_layers holds {max(windowed)}, beyond n_layers = "
+                f"{self.n_layers}"
+            )
         return self
 
     @property
@@ -161,6 +229,16 @@ class ModelConfig(_Table):
         """Number of key and value heads."""
         assert self.attention.n_key_value_heads is not None  # resolved by its validator
         return self.attention.n_key_value_heads
+
+    def window(self, layer: int) -> int | None:
+        """How many keys a query of this layer may attend to, itself included; None for all."""
+        windowed = self.attention.windowed_layers
+        return self.attention.window if windowed is None or layer in windowed else None
+
+    def attention_scale(self, layer: int) -> float:
+        """What the dot products of this layer's queries and keys are multiplied by."""
+        scale = self.d_head**-0.5 if self.attention.scale is None else self.attention.scale
+        return scale / (layer + 1) if self.attention.scale_by_inverse_layer else scale
 
 
 class TrainConfig(_Table):
@@ -350,8 +428,9 @@ def _explain_one(fault: object, root: type[BaseModel]) -> str:
     assert isinstance(fault, dict)
     # A discriminated union puts its tag into the location: data.text.corpus is written data.corpus.
     loc = list(fault["loc"])
-    if loc[:1] == ["data"]:
-        del loc[1:2]
+    for union in ("data", "rotary_scaling"):
+        if union in loc:
+            del loc[loc.index(union) + 1 : loc.index(union) + 2]
     key = ".".join(str(part) for part in loc)
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
@@ -375,12 +454,20 @@ def _explain_one(fault: object, root: type[BaseModel]) -> str:
 def _known_keys(root: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
     table: type[BaseModel] = root
     for part in loc:
-        if part in ("repeated", "text"):
-            table = RepeatedDataConfig if part == "repeated" else TextDataConfig
+        if part in _UNION_TAGS:
+            table = _UNION_TAGS[str(part)]
         elif part in table.model_fields:
             inner = _table_type(table.model_fields[str(part)].annotation)
             table = inner or table
     return sorted(table.model_fields)
+
+
+_UNION_TAGS: dict[str, type[BaseModel]] = {
+    "repeated": RepeatedDataConfig,
+    "text": TextDataConfig,
+    "linear": LinearScaling,
+    "llama3": Llama3Scaling,
+}
 
 
 def _table_type(annotation: object) -> type[BaseModel] | None:

@@ -18,7 +18,7 @@ from interp.models.attention import (
     weighted_values,
 )
 from interp.models.heads import GroupedAttention
-from interp.models.layers import Rotary
+from interp.models.layers import Rotary, rotate
 
 # One float32 sum of a few dozen products of order 1 errs by about 1e-6; ten times that is a fault.
 FLOAT32 = 1e-5
@@ -219,9 +219,8 @@ def test_key_value_heads_are_repeated_in_blocks_and_not_tiled():
 
 
 def test_projections_have_one_width_for_queries_and_one_for_keys_and_values():
-    attn = GroupedAttention(
-        tiny_config(d_model=64, attention={"n_key_value_heads": 2, "d_head": 16})
-    )
+    config = tiny_config(d_model=64, attention={"n_key_value_heads": 2, "d_head": 16})
+    attn = GroupedAttention(config, 0)
     widths = [p.out_features for p in (attn.q_proj, attn.k_proj, attn.v_proj)]
     assert widths == [64, 32, 32]
     assert attn.o_proj.in_features == 64
@@ -249,13 +248,13 @@ def test_weights_in_transformerlens_layout_reproduce_every_head(family):
 
 
 def test_merging_heads_keeps_positions_and_heads_in_order():
-    attn = GroupedAttention(tiny_config(d_model=12, attention={"d_head": 3}))
+    attn = GroupedAttention(tiny_config(d_model=12, attention={"d_head": 3}), 0)
     with torch.no_grad():
         attn.o_proj.weight.copy_(torch.eye(12))
         attn.o_proj.bias.zero_()
     head_numbers = torch.arange(4.0)[:, None].expand(2, 5, 4, 3)
     attn.hook_z.add_hook(lambda z, hook: head_numbers)
-    out = attn(torch.randn(2, 5, 12), positions=torch.arange(5)[None])
+    out = attn(torch.randn(2, 5, 12))
     wanted = torch.tensor([0.0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
     assert torch.equal(out, wanted.expand(2, 5, 12))
 
@@ -285,24 +284,24 @@ def test_gqa_with_as_many_key_value_heads_as_heads_is_mha():
 
 
 def test_rotary_pairs_halves_as_hugging_face_does():
-    rotary = Rotary(n_ctx=8, d_head=4, base=10000.0)
+    rotary = Rotary(4, 10000.0, None)
     x = torch.tensor([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
-    turned = rotary(x, torch.tensor([[1]])).flatten()
+    turned = rotate(x, rotary(torch.tensor([[1]]))).flatten()
     # cos 1 and sin 1 in places 0 and 2; pairing neighbours would put sin 1 into place 1.
     assert error(turned, torch.tensor([math.cos(1), 0.0, math.sin(1), 0.0])) < 1e-7
     second = torch.tensor([0.0, 1.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
-    turned = rotary(second, torch.tensor([[3]])).flatten()
+    turned = rotate(second, rotary(torch.tensor([[3]]))).flatten()
     slow = 3 * 10000.0**-0.5
     assert error(turned, torch.tensor([0.0, math.cos(slow), 0.0, math.sin(slow)])) < 1e-7
 
 
 def test_rotary_keeps_norms_and_scores_depend_on_distance_only():
-    rotary = Rotary(n_ctx=40, d_head=8, base=100.0)
+    rotary = Rotary(8, 100.0, None)
     q, k = torch.randn(1, 12, 3, 8), torch.randn(1, 12, 3, 8)
     near = torch.arange(12)[None]
     scores = []
     for positions in (near, near + 7):
-        turned_q, turned_k = rotary(q, positions), rotary(k, positions)
+        turned_q, turned_k = rotate(q, rotary(positions)), rotate(k, rotary(positions))
         assert error(turned_q.norm(dim=-1), q.norm(dim=-1)) < FLOAT32
         scores.append(torch.einsum("bqhd,bkhd->bhqk", turned_q, turned_k))
     assert error(scores[1], scores[0]) < FLOAT32
@@ -311,9 +310,9 @@ def test_rotary_keeps_norms_and_scores_depend_on_distance_only():
 
 
 def test_rotary_matches_float64_at_the_end_of_a_long_context():
-    rotary = Rotary(n_ctx=8192, d_head=8, base=10000.0)
+    rotary = Rotary(8, 10000.0, None)
     x = torch.randn(1, 1, 1, 8)
-    turned = rotary(x, torch.tensor([[8191]])).flatten()
+    turned = rotate(x, rotary(torch.tensor([[8191]]))).flatten()
     wanted = reference.rotate(x.flatten().double().numpy(), 8191, 10000.0)
     # With float32 angles the error here is about 5e-4.
     assert error(turned, wanted) < 1e-6
@@ -321,20 +320,20 @@ def test_rotary_matches_float64_at_the_end_of_a_long_context():
 
 def test_a_smeared_key_mixes_in_the_key_before_it_by_the_trained_share():
     config = tiny_config(attention={"n_key_value_heads": 2, "smeared_keys": True})
-    attn = GroupedAttention(config)
+    attn = GroupedAttention(config, 0)
     seen = {}
     attn.hook_k.add_hook(lambda k, hook: seen.update(k=k))
     x = torch.randn(1, 5, 24)
     plain = attn.k_proj(x).unflatten(2, (2, 6))
     with torch.no_grad():
         attn.smear.copy_(torch.tensor([0.0, math.log(3)]))  # sigmoid: a half, three quarters
-    attn(x, positions=torch.arange(5)[None])
+    attn(x)
     for head, share in ((0, 0.5), (1, 0.75)):
         mixed = share * plain[:, 1:, head] + (1 - share) * plain[:, :-1, head]
         assert error(seen["k"][:, 1:, head], mixed) < 1e-6
     assert error(seen["k"][:, 0], plain[:, 0]) < 1e-6
     mask = torch.tensor([[False, False, True, True, True]])
-    attn(x, positions=torch.arange(5)[None], key_mask=mask)
+    attn(x, key_mask=mask)
     assert error(seen["k"][:, 2], plain[:, 2]) < 1e-6  # no pad leaks into the first real key
 
 

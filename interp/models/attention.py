@@ -16,11 +16,19 @@ _flash_for_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def allowed_keys(
-    n_pos: int, key_mask: Bool[Tensor, "batch pos"] | None, device: torch.device
+    n_pos: int,
+    key_mask: Bool[Tensor, "batch pos"] | None,
+    device: torch.device,
+    window: int | None = None,
 ) -> Bool[Tensor, "#batch 1 query key"]:
-    """Which key each query may attend to: not later than itself, and not padding."""
-    causal = torch.ones(n_pos, n_pos, dtype=torch.bool, device=device).tril()[None, None]
-    return causal if key_mask is None else causal & key_mask[:, None, None, :]
+    """Which key each query may attend to: not later than itself, and not padding.
+
+    With a `window`, only the latest `window` places, the query's own included.
+    """
+    causal = torch.ones(n_pos, n_pos, dtype=torch.bool, device=device).tril()
+    if window is not None:
+        causal = causal.triu(1 - window)
+    return causal[None, None] if key_mask is None else causal & key_mask[:, None, None, :]
 
 
 def attention_scores(
@@ -63,22 +71,28 @@ def fused_attention(
     *,
     scale: float,
     key_mask: Bool[Tensor, "batch pos"] | None = None,
+    window: int | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch pos n_heads d_head"]:
-    """The same as the dense path without its n×n tensors, by PyTorch's fused operator."""
+    """The same as the dense path without its n×n scores, by PyTorch's fused operator.
+
+    A window shorter than the sequence costs one mask of n×n booleans.
+    """
+    if window is not None and window >= q.shape[1]:
+        window = None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
-    if key_mask is None:
+    if key_mask is None and window is None:
         z = F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped
         )
-    elif q.device.type == "cpu" and dropout == 0.0:
+    elif key_mask is not None and window is None and q.device.type == "cpu" and dropout == 0.0:
         # A full mask would make memory quadratic. This operator adds its causal mask itself, so a
         # mask over keys is enough; the public function refuses the two together.
         hidden = torch.zeros(key_mask.shape, dtype=q.dtype).masked_fill(~key_mask, -math.inf)
         z, _ = _flash_for_cpu(q, k, v, 0.0, True, attn_mask=hidden[:, None, None, :], scale=scale)
     else:
-        allowed = allowed_keys(q.shape[2], key_mask, q.device)
+        allowed = allowed_keys(q.shape[2], key_mask, q.device, window)
         z = F.scaled_dot_product_attention(
             q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale, enable_gqa=grouped
         )

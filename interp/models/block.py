@@ -1,21 +1,21 @@
 """One layer of the model: attention and an MLP around the residual stream."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from interp.config import ModelConfig
 from interp.models.heads import GroupedAttention
-from interp.models.layers import MLP, hook_point, norm
+from interp.models.layers import MLP, Rotation, hook_point, norm
 
 
 class Block(nn.Module):
     """One layer: attention and, unless the model is attention-only, an MLP; norms come first."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.dropout = nn.Dropout(config.dropout)
         self.ln1 = norm(config.normalization_type, config.d_model, config.eps)
-        self.attn = GroupedAttention(config)
+        self.attn = GroupedAttention(config, layer)
         self.hook_resid_pre = hook_point()
         self.hook_attn_out = hook_point()
         self.hook_resid_post = hook_point()
@@ -29,14 +29,14 @@ class Block(nn.Module):
         self,
         resid: Float[Tensor, "batch pos d_model"],
         *,
-        positions: Int[Tensor, "#batch pos"],
+        rotation: Rotation | None,
         shortformer: Float[Tensor, "#batch pos d_model"] | None,
         key_mask: Bool[Tensor, "batch pos"] | None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream after this layer."""
         resid = self.hook_resid_pre(resid)
         attn_out = self.attn(
-            self.ln1(resid), positions=positions, shortformer=shortformer, key_mask=key_mask
+            self.ln1(resid), rotation=rotation, shortformer=shortformer, key_mask=key_mask
         )
         resid = resid + self.hook_attn_out(self.dropout(attn_out))
         if self.mlp is not None:

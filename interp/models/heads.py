@@ -6,7 +6,7 @@ fused operator runs. The heads share one projection each for Q, K, V and O: no l
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from interp.config import ModelConfig
@@ -17,7 +17,7 @@ from interp.models.attention import (
     fused_attention,
     weighted_values,
 )
-from interp.models.layers import Rotary, bias_of, hook_point
+from interp.models.layers import HeadNorm, Rotation, bias_of, hook_point, rotate
 
 
 class GroupedAttention(nn.Module):
@@ -27,32 +27,34 @@ class GroupedAttention(nn.Module):
     `run_with_hooks`, `run_with_cache` or `add_hook`.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         heads = config.attention
         self.n_heads = heads.n_heads
         self.n_key_value_heads = config.n_key_value_heads
         self.d_head = config.d_head
-        self.scale = self.d_head**-0.5
+        self.scale = config.attention_scale(layer)
+        self.window = config.window(layer)
         self.dropout = config.dropout
         kv_width = self.n_key_value_heads * self.d_head
         self.q_proj = nn.Linear(config.d_model, self.n_heads * self.d_head, bias=heads.bias)
         self.k_proj = nn.Linear(config.d_model, kv_width, bias=heads.bias)
         self.v_proj = nn.Linear(config.d_model, kv_width, bias=heads.bias)
-        self.o_proj = nn.Linear(self.n_heads * self.d_head, config.d_model, bias=heads.bias)
+        self.o_proj = nn.Linear(
+            self.n_heads * self.d_head, config.d_model, bias=bool(heads.output_bias)
+        )
+        if heads.qk_norm:
+            self.q_norm = HeadNorm(self.d_head, config.eps)
+            self.k_norm = HeadNorm(self.d_head, config.eps)
+        self.qk_norm = heads.qk_norm
         # Zero is an even mix of a key and the one before it.
         self.smear = (
             nn.Parameter(torch.zeros(self.n_key_value_heads)) if heads.smeared_keys else None
         )
-        self.rotary = (
-            Rotary(config.n_ctx, self.d_head, config.rotary_base)
-            if config.positional_embedding_type == "rotary"
-            else None
-        )
         self.hook_q = hook_point()
         self.hook_k = hook_point()
         self.hook_v = hook_point()
-        if self.rotary is not None:
+        if config.positional_embedding_type == "rotary":
             self.hook_rot_q = hook_point()
             self.hook_rot_k = hook_point()
         self.hook_attn_scores = hook_point()
@@ -64,13 +66,14 @@ class GroupedAttention(nn.Module):
         self,
         x: Float[Tensor, "batch pos d_model"],
         *,
-        positions: Int[Tensor, "#batch pos"],
+        rotation: Rotation | None = None,
         shortformer: Float[Tensor, "#batch pos d_model"] | None = None,
         key_mask: Bool[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """What the layer adds to the residual stream.
 
-        `shortformer` is added to the inputs of queries and keys, never to those of values.
+        `rotation` turns queries and keys, after their norm where they have one. `shortformer` is
+        added to the inputs of queries and keys, never to those of values.
         """
         placed = x if shortformer is None else x + shortformer
         q = self.q_proj(placed).unflatten(2, (-1, self.d_head))
@@ -79,9 +82,10 @@ class GroupedAttention(nn.Module):
         if self.smear is not None:
             k = _smear_keys(k, self.smear, key_mask)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
-        if self.rotary is not None:
-            q = self.hook_rot_q(self.rotary(q, positions))
-            k = self.hook_rot_k(self.rotary(k, positions))
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = self.hook_rot_q(rotate(q, rotation)), self.hook_rot_k(rotate(k, rotation))
         z = self.hook_z(self._attend(q, k, v, key_mask))
         if self.hook_result.has_hooks():
             result = torch.einsum("bphd,hdm->bphm", z, self.W_O)
@@ -98,8 +102,16 @@ class GroupedAttention(nn.Module):
         # Functional attention applies whatever probability it is given, in eval too.
         dropout = self.dropout if self.training else 0.0
         if not (self.hook_attn_scores.has_hooks() or self.hook_pattern.has_hooks()):
-            return fused_attention(q, k, v, scale=self.scale, key_mask=key_mask, dropout=dropout)
-        allowed = allowed_keys(q.shape[1], key_mask, q.device)
+            return fused_attention(
+                q,
+                k,
+                v,
+                scale=self.scale,
+                key_mask=key_mask,
+                window=self.window,
+                dropout=dropout,
+            )
+        allowed = allowed_keys(q.shape[1], key_mask, q.device, self.window)
         scores = self.hook_attn_scores(attention_scores(q, k, allowed, self.scale))
         pattern = self.hook_pattern(attention_pattern(scores))
         return weighted_values(nn.functional.dropout(pattern, dropout), v)

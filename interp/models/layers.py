@@ -4,6 +4,7 @@ A hook that returns what it was given changes nothing, bit for bit, so the arith
 depend on whether anybody is looking.
 """
 
+import math
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.config import Activation, MLPConfig
+from interp.config import Activation, LinearScaling, Llama3Scaling, MLPConfig
 
 
 @runtime_checkable
@@ -122,33 +123,74 @@ def norm(kind: str, d_model: int, eps: float) -> LayerNorm | RMSNorm | Identity:
     return LayerNorm(d_model, eps) if kind == "LN" else RMSNorm(d_model, eps)
 
 
-class Rotary(nn.Module):
-    """Rotary positions as Hugging Face lays them out: dimension i turns with i + d_head / 2.
+class HeadNorm(nn.Module):
+    """RMSNorm of each head's vector, with one gain for all heads; no hooks of its own.
 
-    Source: Su et al. 2021, RoFormer; pairing of halves as in `transformers`.
+    Source: Qwen3 normalises queries and keys so, after their projection and before rotary.
     """
 
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, n_ctx: int, d_head: int, base: float):
+    def __init__(self, d_head: int, eps: float):
         super().__init__()
-        # float64: the angle of position 8,191 has few correct digits left in float32.
-        frequencies = base ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
-        angles = torch.outer(torch.arange(n_ctx, dtype=torch.float64), frequencies)
-        self.register_buffer("cos", angles.cos().float(), persistent=False)
-        self.register_buffer("sin", angles.sin().float(), persistent=False)
+        self.eps = eps
+        self.w = nn.Parameter(torch.ones(d_head))
 
     def forward(
-        self,
-        x: Float[Tensor, "batch pos heads d_head"],
-        positions: Int[Tensor, "#batch pos"],
+        self, x: Float[Tensor, "batch pos heads d_head"]
     ) -> Float[Tensor, "batch pos heads d_head"]:
-        """`x` turned by the angle of each position."""
-        cos = self.cos[positions].unsqueeze(2).to(x.dtype)
-        sin = self.sin[positions].unsqueeze(2).to(x.dtype)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normalized = F.rms_norm(wide, wide.shape[-1:], eps=self.eps)
+        return normalized.to(x.dtype) * self.w.to(x.dtype)
+
+
+Rotation = tuple[Float[Tensor, "#batch pos half"], Float[Tensor, "#batch pos half"]]
+"""Cosine and sine of the angle by which each position turns each pair of dimensions."""
+
+
+class Rotary(nn.Module):
+    """The angles of rotary positions, made for the positions at hand and shared by all layers.
+
+    Source: Su et al. 2021, RoFormer; scaled frequencies as their config's docstrings say.
+    """
+
+    def __init__(self, d_head: int, base: float, scaling: LinearScaling | Llama3Scaling | None):
+        super().__init__()
+        # Not a buffer: `model.to(bfloat16)` would round it. float64: the angle of position 8,191
+        # has few correct digits left in float32.
+        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head
+        self.frequencies = _scaled(base**-exponents, scaling)
+
+    def forward(self, positions: Int[Tensor, "#batch pos"]) -> Rotation:
+        """Cosines and sines `[batch, pos, d_head / 2]` in float32."""
+        # Apple's GPUs know no float64.
+        precise = torch.float32 if positions.device.type == "mps" else torch.float64
+        angles = positions[..., None] * self.frequencies.to(positions.device, precise)
+        return angles.cos().float(), angles.sin().float()
+
+
+def _scaled(
+    frequencies: Float[Tensor, " half"], scaling: LinearScaling | Llama3Scaling | None
+) -> Float[Tensor, " half"]:
+    if scaling is None:
+        return frequencies
+    slow = frequencies / scaling.factor
+    if isinstance(scaling, LinearScaling):
+        return slow
+    turns = scaling.original_n_ctx * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return kept * frequencies + (1 - kept) * slow
+
+
+def rotate(
+    x: Float[Tensor, "batch pos heads d_head"], rotation: Rotation
+) -> Float[Tensor, "batch pos heads d_head"]:
+    """`x` turned by the angle of each position; dimension i is paired with i + d_head / 2.
+
+    Hugging Face lays rotary weights out in these halves; others pair neighbours.
+    """
+    cos, sin = (part.unsqueeze(2).to(x.dtype) for part in rotation)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class MLP(nn.Module):

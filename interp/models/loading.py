@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from interp.config import ModelConfig, config_tables, explain
 from interp.data.tokenizer import BytePairVocabulary
 from interp.errors import ConfigError, ModelError
 from interp.models.transformer import Transformer
+from interp.models.weights import model_with_weights, read_tensors, stored_weights
 
 WEIGHTS, CONFIG, TOKENIZER, CHECKPOINTS = (
     "model.safetensors",
@@ -45,8 +44,10 @@ def load_model(ref: str | Path, *, device: str = "cpu") -> Transformer:
         raise ModelError(
             f"{path} has {len(vocabulary)} tokens, more than d_vocab = {config.d_vocab}"
         )
-    model = Transformer(config, vocabulary=vocabulary, model_name=str(ref))
-    set_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
+    path = folder / WEIGHTS
+    model = model_with_weights(
+        config, read_tensors(path), path, vocabulary=vocabulary, model_name=str(ref)
+    )
     return model.to(torch_device(device))
 
 
@@ -94,49 +95,6 @@ def save_model(model: Transformer, folder: Path) -> None:
     save_file(stored_weights(model), folder / WEIGHTS)
     text = json.dumps({"format": "interp", "model": config_tables(model.config)}, indent=2)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-
-
-def stored_weights(model: Transformer) -> dict[str, Tensor]:
-    """The model's parameters by name, each storage once: a tied unembedding has no name here."""
-    return {name: value.detach().contiguous() for name, value in model.named_parameters()}
-
-
-def set_weights(model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
-    """Copy weights into the model.
-
-    Raises: ModelError listing tensors that are missing, left over, or of another shape.
-    """
-    wanted = stored_weights(model)
-    missing, extra = sorted(wanted.keys() - weights), sorted(weights.keys() - wanted)
-    shapes = [
-        f"{name} is {list(weights[name].shape)}, not {list(wanted[name].shape)}"
-        for name in sorted(wanted.keys() & weights.keys())
-        if wanted[name].shape != weights[name].shape
-    ]
-    faults = [
-        *([f"missing {', '.join(missing)}"] if missing else []),
-        *([f"unknown {', '.join(extra)}"] if extra else []),
-        *shapes,
-    ]
-    if faults:
-        raise ModelError(f"{source} does not fit its config: {'; '.join(faults)}")
-    with torch.no_grad():
-        parameters = dict(model.named_parameters())
-        for name, value in weights.items():
-            parameters[name].copy_(value)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
-
-    Raises: ModelError where it is missing or cut short.
-    """
-    if not path.is_file():
-        raise ModelError(f"{path} is missing: the checkpoint is incomplete")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is cut short or is not a safetensors file: {error}") from None
 
 
 def torch_device(name: str) -> torch.device:

@@ -21,7 +21,7 @@ from transformer_lens.utilities import Slice
 from interp.config import ModelConfig
 from interp.errors import ModelError, ShapeError
 from interp.models.block import Block
-from interp.models.layers import bias_of, hook_point, norm
+from interp.models.layers import Rotary, bias_of, hook_point, norm
 from interp.models.losses import mean_loss, next_token_losses
 from interp.models.vocabulary import Vocabulary, token_array
 
@@ -46,6 +46,8 @@ class FlatConfig:
     act_fn: str | None
     normalization_type: str | None
     positional_embedding_type: str
+    attention_dir: Literal["causal", "bidirectional"]
+    window_size: int | None
     attn_only: bool
     gated_mlp: bool
     eps: float
@@ -76,7 +78,8 @@ class HeadCache(ActivationCache):
 class Transformer(HookedRootModule):
     """A decoder-only transformer with TransformerLens hook names, in eval mode until trained.
 
-    `seed` fixes the weights without touching the caller's random state. `vocabulary`, where given,
+    `seed` fixes the weights without touching the caller's random state; None draws none, for a
+    model whose weights are about to be set. `vocabulary`, where given,
     turns text into tokens and back; `model_name` is what results call it. In-place edits in hooks
     work without gradients only.
     """
@@ -86,7 +89,7 @@ class Transformer(HookedRootModule):
         self,
         config: ModelConfig,
         *,
-        seed: int = 0,
+        seed: int | None = 0,
         vocabulary: Vocabulary | None = None,
         model_name: str = "custom",
     ):
@@ -99,13 +102,19 @@ class Transformer(HookedRootModule):
         if config.positional_embedding_type in ("standard", "shortformer"):
             self.pos_embed = nn.Embedding(config.n_ctx, config.d_model)
             self.hook_pos_embed = hook_point()
+        self.rotary = (
+            Rotary(config.d_head, config.rotary_base, config.rotary_scaling)
+            if config.positional_embedding_type == "rotary"
+            else None
+        )
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.ln_final = norm(config.normalization_type, config.d_model, config.eps)
         self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=config.unembed_bias)
         if config.tie_embeddings:
             self.unembed.weight = self.embed.weight
-        self._initialise(seed)
+        if seed is not None:
+            self._initialise(seed)
         self.eval()
         self.setup()
 
@@ -137,6 +146,8 @@ class Transformer(HookedRootModule):
                 None if config.normalization_type == "none" else config.normalization_type
             ),
             positional_embedding_type=config.positional_embedding_type,
+            attention_dir="causal",
+            window_size=config.attention.window,
             attn_only=config.mlp is None,
             gated_mlp=bool(config.mlp and config.mlp.gated),
             eps=config.eps,
@@ -187,6 +198,7 @@ class Transformer(HookedRootModule):
             raise ShapeError(f"sequence {shape[1]} > n_ctx {self.config.n_ctx}")
         key_mask = self._key_mask(attention_mask, shape)
         positions = self._positions(shape[1], key_mask)
+        rotation = None if self.rotary is None else self.rotary(positions)
         placed = self._position_embedding(positions, shape[0])
         shortformer = None
         if self.config.positional_embedding_type == "shortformer":
@@ -197,12 +209,13 @@ class Transformer(HookedRootModule):
                 resid = resid + placed
             resid = self.dropout(resid)
         for block in self._layers(start_at_layer, stop_at_layer):
-            resid = block(resid, positions=positions, shortformer=shortformer, key_mask=key_mask)
+            resid = block(resid, rotation=rotation, shortformer=shortformer, key_mask=key_mask)
         if stop_at_layer is not None:
             return resid
-        logits = self.unembed(self.ln_final(resid))
-        if return_type is None:
+        final = self.ln_final(resid)
+        if return_type is None:  # the unembedding is the dearest product, and has no hook
             return None
+        logits = self.unembed(final)
         if return_type == "logits":
             return logits
         assert ids is not None  # checked above

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from interp.errors import ModelError
-from interp.models.loading import WEIGHTS, checkpoint_steps, read_tensors, save_model, set_weights
+from interp.models.loading import WEIGHTS, checkpoint_steps, save_model
 from interp.models.transformer import Transformer
+from interp.models.weights import read_tensors, set_weights
 
 _OPTIMIZER, _STATE, _SCRATCH = "optimizer.safetensors", "state.json", ".making"
 
