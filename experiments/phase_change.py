@@ -8,7 +8,7 @@ controls, and writes tables and one report.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -32,18 +32,14 @@ from interp.measure import Inputs, token_inputs
 from interp.models.loading import load_model, torch_device
 from interp.models.transformer import Transformer
 from interp.tables import head_label, strict_json, versions, write_text
-from interp.training.changepoint import RULE, Change, find_change, summarize_changes
+from interp.training.changepoint import RULE, Change, summarize_changes
+from interp.training.changes import CURVE_NAMES, CURVES, LeastSizes, find_changes
 from interp.training.parallel import train_all
 from interp.training.probes import IclScore
 from interp.training.run_folder import RunFolder
 from interp.views.report import write_report
 
 TWO_LAYER, CONTROL = "two-layer", "one-layer"
-Direction = Literal["rise", "fall"]
-CURVES: dict[str, tuple[str, Direction]] = {
-    "induction": ("best_induction", "rise"),
-    "icl_score": ("icl_score", "fall"),
-}
 
 
 class Settings(BaseModel):
@@ -106,7 +102,9 @@ def run(
     train_all(jobs, workers=settings.workers, command=command, say=say)
 
     curves, heads = _collect(jobs, config)
-    changes = find_changes(curves, settings)
+    changes = find_changes(
+        curves, LeastSizes(induction=settings.min_induction, icl_score=settings.min_icl)
+    )
     ablation = pd.concat(
         [
             ablate_groups(out / "runs" / f"{TWO_LAYER}-seed-{seed}", config, settings, heads, seed)
@@ -173,41 +171,6 @@ def _collect(jobs: dict[Path, RunConfig], config: RunConfig) -> tuple[pd.DataFra
         leading(pd.concat(curves, ignore_index=True)),
         leading(pd.concat(heads, ignore_index=True)),
     )
-
-
-def find_changes(curves: pd.DataFrame, settings: Settings) -> pd.DataFrame:
-    """The rule's verdict on both curves of every run, in steps and in tokens."""
-    least = {"induction": settings.min_induction, "icl_score": settings.min_icl}
-    rows = []
-    for (model, seed), run in curves.groupby(["model", "seed"], sort=False):
-        per_step = (run["tokens"] / run["step"].where(run["step"] > 0)).median()
-        for curve, (column, direction) in CURVES.items():
-            change = find_change(
-                run["step"].to_numpy(),
-                run[column].to_numpy(),
-                direction=direction,
-                min_size=least[curve],
-            )
-            rows.append(
-                {"model": model, "seed": seed, "curve": curve, **_change_row(change, per_step)}
-            )
-    return pd.DataFrame(rows)
-
-
-def _change_row(change: Change, tokens_per_step: float) -> dict[str, object]:
-    places = ("onset", "step", "end", "width")
-    in_steps = {place: getattr(change, place) for place in places}
-    in_tokens = {
-        f"{place}_tokens": None if value is None else value * tokens_per_step
-        for place, value in in_steps.items()
-    }
-    return {
-        "found": change.found,
-        **in_steps,
-        "size": change.size,
-        **in_tokens,
-        "reason": change.reason,
-    }
 
 
 def distances(changes: pd.DataFrame, settings: Settings) -> pd.DataFrame:
@@ -355,10 +318,7 @@ def findings(
     """What the tables say, in sentences."""
     lines = []
     for model in (TWO_LAYER, CONTROL):
-        for curve, label in (
-            ("induction", "the best induction score"),
-            ("icl_score", "the in-context-learning score"),
-        ):
+        for curve, label in CURVE_NAMES.items():
             verdicts = changes[(changes["model"] == model) & (changes["curve"] == curve)]
             lines.append(_change_sentence(model, label, verdicts))
         final = [

@@ -7,6 +7,7 @@ import importlib
 
 _HOMES = {
     "AnalysisError": "interp.errors",
+    "Comparison": "interp.comparison",
     "ConfigError": "interp.errors",
     "HeadScores": "interp.tables",
     "InterpError": "interp.errors",
@@ -18,9 +19,12 @@ _HOMES = {
     "ablate": "interp.ablation.sweep",
     "analysis": "interp.registry",
     "analyze": "interp.measure",
+    "compare": "interp.comparison",
+    "fold_layer_norm": "interp.models.folding",
     "load_config": "interp.config",
     "load_model": "interp.models.loading",
     "report": "interp.views.report",
+    "save_pretrained": "interp.models.pretrained",
     "train": "interp.training.loop",
 }
 __all__ = sorted(_HOMES)

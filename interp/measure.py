@@ -23,13 +23,27 @@ from interp.data.repeated import (
     unrepeated_tokens,
 )
 from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.models.vocabulary import token_array
-from interp.models.watch import HookedModel, LayerAttention, uniform_attention, watch_attention
+from interp.models.vocabulary import is_text, padded_texts, token_array
+from interp.models.watch import (
+    HookedModel,
+    LayerAttention,
+    as_hooked,
+    uniform_attention,
+    watch_attention,
+)
 from interp.tables import HeadScores, head_label
 
 DEFAULT_BLOCKS = (8, 12, 16, 20, 25, 32, 50)
 CHUNK = 16
-"""Sequences a forward pass; only memory depends on it."""
+"""Sequences in a forward pass, where they are small; only memory depends on it."""
+
+PASS_NUMBERS = 2**27
+"""Numbers in the logits and one layer's pattern of a forward pass: half a gigabyte in float32, and
+softmax and loss hold as much again."""
+
+TEXT_WIDTH = 512
+"""Tokens in a window of text at most. One layer's pattern at a context of 8,192 would be a hundred
+gigabytes for some models, and the in-context-learning score is published for 512."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Inputs:
 
 
 def analyze(
-    model: HookedModel,
+    model: object,
     name: str,
     tokens: object = None,
     *,
@@ -51,25 +65,31 @@ def analyze(
     seed: int = 0,
     blocks: Sequence[int] | None = None,
     batch: int = 8,
+    prepend_bos: bool | None = None,
 ) -> HeadScores:
     """A table of every head's score, with its standard error, null and n.
 
     Without `tokens` the inputs are repeated random tokens: `batch` sequences of each block length
     in `blocks`, by default several that fit the model, since a head with one fixed offset would
-    score on a single length. With `tokens` `[batch, pos]`, taken exactly as given, the induction
-    target follows the latest earlier copy.
+    score on a single length. `tokens` are ids `[batch, pos]`, taken exactly as given, or text where
+    the model has a vocabulary; their induction target follows the latest earlier copy. Random
+    tokens and texts are led by BOS where the model expects one, unless `prepend_bos` says
+    otherwise.
 
-    Raises: AnalysisError for an unknown name, a block that does not fit, or tokens in which the
-    measure is not defined; ShapeError for tokens that do not fit the model.
+    Raises: AnalysisError for an unknown name, a block that does not fit, tokens in which the
+    measure is not defined, or `prepend_bos` where there is no BOS or there are ids; ShapeError for
+    tokens that do not fit the model; ModelError for text without a vocabulary, or a model that has
+    no hooks.
     """
+    model = as_hooked(model)
     if tokens is not None and blocks is not None:
         raise AnalysisError("tokens or blocks: one source of tokens at a time")
     if tokens is None and attention_mask is not None:
         raise AnalysisError("an attention_mask belongs to tokens, and none were given")
     if tokens is None:
-        inputs = repeated_inputs(model, blocks, batch, seed)
+        inputs = repeated_inputs(model, blocks, batch, seed, prepend_bos)
     else:
-        inputs = token_inputs(model, tokens, attention_mask)
+        inputs = token_inputs(model, tokens, attention_mask, prepend_bos)
     return score_heads(model, name, inputs, seed=seed)
 
 
@@ -80,8 +100,8 @@ def score_heads(model: HookedModel, name: str, inputs: Inputs, *, seed: int = 0)
     """
     analysis = registry.get(name)
     values = measure(model, [analysis], inputs.batches)
-    null = _null_values(model, analysis, inputs)
-    table = head_table(values.pop(analysis.score), null, analysis.score)
+    null = null_values(model, [analysis], inputs)
+    table = head_table(values.pop(analysis.score), null[analysis.score], analysis.score)
     for column, own in values.items():
         table[column] = sequence_statistics(own)[0].ravel()
     if table[analysis.score].isna().all():
@@ -108,11 +128,15 @@ def score_heads(model: HookedModel, name: str, inputs: Inputs, *, seed: int = 0)
 
 
 def repeated_inputs(
-    model: HookedModel, blocks: Sequence[int] | None, batch: int, seed: int
+    model: HookedModel,
+    blocks: Sequence[int] | None,
+    batch: int,
+    seed: int,
+    prepend_bos: bool | None = None,
 ) -> Inputs:
     """Repeated random tokens of several block lengths, and their unrepeated null."""
-    bos = getattr(model.cfg, "bos_token_id", None)
-    d_vocab, excluded = _random_ids(model)
+    bos = leading_bos(model, prepend_bos)
+    d_vocab, excluded = random_ids(model)
     room = (model.cfg.n_ctx - (bos is not None)) // 2
     usable = min(room, d_vocab - len(excluded | ({bos} if bos is not None else set())))
     if blocks is None:
@@ -144,10 +168,47 @@ def repeated_inputs(
     )
 
 
+def leading_bos(model: HookedModel, prepend_bos: bool | None = None) -> int | None:
+    """The id in front of random tokens and windows of text; None for none.
+
+    As the model expects it unless `prepend_bos` says otherwise: its tokenizer knows, or without
+    one its config, which may name an id that the tokenizer never puts in front.
+
+    Raises: AnalysisError for `prepend_bos=True` where neither has a BOS.
+    """
+    if prepend_bos is False:
+        return None
+    named = model.cfg.bos_token_id
+    if model.vocabulary is None:
+        bos = named
+    else:
+        bos = model.vocabulary.bos_token_id
+        if prepend_bos and bos is None:
+            bos = named
+    if prepend_bos and bos is None:
+        raise AnalysisError(
+            f"{model.cfg.model_name} has no BOS token to put in front: its tokens come without "
+            "unless prepend_bos or --bos asks for one"
+        )
+    return bos
+
+
 def token_inputs(
-    model: HookedModel, tokens: object, attention_mask: Tensor | None = None
+    model: HookedModel,
+    tokens: object,
+    attention_mask: Tensor | None = None,
+    prepend_bos: bool | None = None,
 ) -> Inputs:
     """Given sequences; their null keeps the targets, over tokens that do not repeat."""
+    if is_text(tokens):
+        tokens, lengths = padded_texts(tokens, model.vocabulary, prepend_bos=prepend_bos)
+        if attention_mask is None and not bool(lengths.all()):
+            attention_mask = lengths
+    elif prepend_bos is not None:
+        raise AnalysisError(
+            "ids are taken exactly as given, with the BOS they have: prepend_bos and --bos are for "
+            "random tokens and text"
+        )
     ids = token_array(tokens)
     if ids.numel() == 0:
         raise ShapeError("the tokens are empty")
@@ -169,25 +230,52 @@ def token_inputs(
     )
 
 
-def text_inputs(model: HookedModel, path: Path) -> Inputs:
-    """A text file in windows of `n_ctx` tokens; what is left over at the end is not used.
+def text_inputs(
+    model: HookedModel, path: Path, width: int = TEXT_WIDTH, prepend_bos: bool | None = None
+) -> Inputs:
+    """A text file in windows of `width` tokens, fewer where `n_ctx` is; a shorter rest is not used.
+
+    Each window begins as a text of its own: led by BOS where the model expects one.
 
     Raises: ConfigError for a file that is empty or not text; ModelError for a model without a
-    tokenizer; AnalysisError for a text shorter than two tokens.
+    tokenizer; AnalysisError for a text shorter than two tokens, or `prepend_bos=True` without BOS.
     """
     text = read_text(path)
-    vocabulary = getattr(model, "vocabulary", None)
+    vocabulary = model.vocabulary
     if vocabulary is None:
         raise ModelError("this model has no tokenizer: give --tokens, not text")
-    (ids,) = vocabulary.encode(text)
-    width = min(model.cfg.n_ctx, len(ids))
-    if width < 2:
+    bos = leading_bos(model, prepend_bos)
+    # An encoder's tokenizer puts more around a text than one token in front.
+    around = vocabulary.encode("")[0] if prepend_bos is None else [] if bos is None else [bos]
+    (ids,) = vocabulary.encode(text, prepend_bos=False)
+    if around and ids[:1] == around[:1]:
+        ids = ids[1:]  # the text begins with a BOS of its own
+    width = min(width, model.cfg.n_ctx, len(around) + len(ids))
+    taken = width - len(around)
+    if width < 2 or taken < 1:
         raise AnalysisError(f"{path}: a text of {len(ids)} tokens says nothing of attention")
-    n_windows = len(ids) // width
-    windows = np.asarray(ids[: n_windows * width]).reshape(n_windows, width)
-    inputs = token_inputs(model, windows)
-    description = f"{n_windows} windows of {width} tokens from {path.name}"
-    return replace(inputs, description=description, params={**inputs.params, "text": path.name})
+    n_windows = len(ids) // taken
+    parts = np.asarray(ids[: n_windows * taken]).reshape(n_windows, taken)
+    front, behind = (
+        np.broadcast_to(np.asarray(own, dtype=parts.dtype), (n_windows, len(own)))
+        for own in (around[:1], around[1:])
+    )
+    inputs = token_inputs(model, np.concatenate((front, parts, behind), axis=1))
+    if len(around) > 1:
+        lead = f", each between the ids {around[0]} and {', '.join(map(str, around[1:]))}"
+    elif around:
+        lead = f", each led by BOS = {bos}"
+    else:
+        lead = "" if prepend_bos is None else ", no BOS"
+    description = f"{n_windows} windows of {width} tokens from {path.name}{lead}"
+    params = {**inputs.params, "text": path.name, "bos": bos}
+    return replace(inputs, description=description, params=params)
+
+
+def sequences_at_once(model: HookedModel, n_pos: int) -> int:
+    """How many sequences of one length go through the model together, to stay in `PASS_NUMBERS`."""
+    each = n_pos * (model.cfg.d_vocab + model.cfg.n_heads * n_pos)
+    return max(1, min(CHUNK, PASS_NUMBERS // each))
 
 
 def measure(
@@ -200,7 +288,7 @@ def measure(
     found: dict[str, list[list[np.ndarray]]] = {}
     device = torch.device(str(model.cfg.device))
     for whole in batches:
-        for part in _chunks(whole):
+        for part in _chunks(whole, sequences_at_once(model, whole.tokens.shape[1])):
             chunk = replace(part, tokens=part.tokens.to(device), targets=part.targets.to(device))
 
             def reduce(attention: LayerAttention, chunk: TokenBatch = chunk) -> dict[str, Tensor]:
@@ -268,18 +356,26 @@ def sequence_statistics(
     return mean, np.sqrt(variance / np.where(n > 0, n, np.nan)), n
 
 
-def _null_values(
-    model: HookedModel, analysis: registry.Analysis, inputs: Inputs
-) -> Float[np.ndarray, "layer sequence n_heads"]:
-    if analysis.null == "unrepeated":
-        return measure(model, [analysis], inputs.unrepeated)[analysis.score]
-    n_heads = model.cfg.n_heads
-    values = [
-        _columns(analysis, uniform_attention(real_tokens(batch), n_heads), batch)[analysis.score]
-        for batch in inputs.batches
-    ]
-    flat = torch.cat(values).double().numpy()
-    return np.broadcast_to(flat, (model.cfg.n_layers, *flat.shape))
+def null_values(
+    model: HookedModel, analyses: Collection[registry.Analysis], inputs: Inputs
+) -> dict[str, Float[np.ndarray, "layer sequence n_heads"]]:
+    """What each analysis's score is where there is nothing to find, by one pass at most."""
+    unrepeated = [analysis for analysis in analyses if analysis.null == "unrepeated"]
+    values = measure(model, unrepeated, inputs.unrepeated) if unrepeated else {}
+    n_heads, direction = model.cfg.n_heads, model.cfg.attention_dir
+    for analysis in analyses:
+        if analysis.null == "uniform":
+            even = [
+                _columns(analysis, uniform_attention(real_tokens(batch), n_heads, direction), batch)
+                for batch in inputs.batches
+            ]
+            flat = torch.cat([columns[analysis.score] for columns in even]).double().numpy()
+            values[analysis.score] = np.broadcast_to(flat, (model.cfg.n_layers, *flat.shape))
+    return values
+
+
+def _uniform(model: HookedModel, batch: TokenBatch) -> LayerAttention:
+    return uniform_attention(real_tokens(batch), model.cfg.n_heads, model.cfg.attention_dir)
 
 
 def real_tokens(batch: TokenBatch) -> Bool[Tensor, "batch pos"]:
@@ -289,12 +385,12 @@ def real_tokens(batch: TokenBatch) -> Bool[Tensor, "batch pos"]:
     return batch.key_mask
 
 
-def _chunks(batch: TokenBatch) -> list[TokenBatch]:
-    masks = [None] * len(batch.tokens) if batch.key_mask is None else batch.key_mask.split(CHUNK)
+def _chunks(batch: TokenBatch, size: int) -> list[TokenBatch]:
+    masks = [None] * len(batch.tokens) if batch.key_mask is None else batch.key_mask.split(size)
     return [
         replace(batch, tokens=tokens, targets=targets, key_mask=mask)
         for tokens, targets, mask in zip(
-            batch.tokens.split(CHUNK), batch.targets.split(CHUNK), masks, strict=False
+            batch.tokens.split(size), batch.targets.split(size), masks, strict=False
         )
     ]
 
@@ -302,23 +398,24 @@ def _chunks(batch: TokenBatch) -> list[TokenBatch]:
 def _unrepeated_copy(batch: TokenBatch, model: HookedModel) -> TokenBatch:
     """The same targets over tokens that do not repeat, as far as the vocabulary reaches."""
     rng = np.random.default_rng([0, 3])
-    n_pos, bos = batch.tokens.shape[1], getattr(model.cfg, "bos_token_id", None)
-    d_vocab, excluded = _random_ids(model)
-    choices = np.setdiff1d(np.arange(d_vocab), [*excluded, *([] if bos is None else [bos])])
+    n_pos, bos = batch.tokens.shape[1], model.cfg.bos_token_id
+    d_vocab, excluded = random_ids(model)
+    kept = [*excluded, *([] if bos is None else [bos])]
+    choices = np.setdiff1d(np.arange(d_vocab), kept)
     rounds = -(-n_pos // len(choices))
     rows = [
         np.concatenate([rng.permutation(choices) for _ in range(rounds)])[:n_pos]
         for _ in range(len(batch.tokens))
     ]
     tokens = torch.from_numpy(np.stack(rows))
-    # BOS stays where it was: a model without it at its place is another model.
-    return replace(batch, tokens=tokens if bos is None else tokens.where(batch.tokens != bos, bos))
+    # A BOS or a separator stays where it was: a model without it at its place is another model.
+    fixed = torch.isin(batch.tokens, torch.tensor(kept, dtype=torch.long))
+    return replace(batch, tokens=batch.tokens.where(fixed, tokens))
 
 
-def _random_ids(model: HookedModel) -> tuple[int, frozenset[int]]:
+def random_ids(model: HookedModel) -> tuple[int, frozenset[int]]:
     """How many ids have a token, and which of them no random block may hold."""
-    vocabulary = getattr(model, "vocabulary", None)
-    if vocabulary is None:
-        return int(model.cfg.d_vocab), frozenset()
+    if model.vocabulary is None:
+        return model.cfg.d_vocab, frozenset()
     # A padded embedding has rows without a token.
-    return min(int(model.cfg.d_vocab), len(vocabulary)), vocabulary.special_ids
+    return min(model.cfg.d_vocab, len(model.vocabulary)), model.vocabulary.special_ids

@@ -4,9 +4,18 @@ A fresh model has zero biases, unit gains and weights so small that attention is
 on every parameter makes a dropped bias, a swapped norm or a wrong scale visible.
 """
 
+from pathlib import Path
+
+import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+
+from interp.errors import ModelError
+from interp.models.hf_config import model_config
+from interp.models.pretrained import native_weights
+from interp.models.transformer import Transformer
+from interp.models.weights import model_with_weights
 
 
 def perturbed(model: nn.Module, *, seed: int = 0, std: float = 0.1) -> nn.Module:
@@ -157,3 +166,65 @@ def bert(*, seed: int = 0, **changes: object) -> nn.Module:
         **changes,
     }
     return _built(transformers.BertForMaskedLM, transformers.BertConfig(**fields), seed)
+
+
+# The families at their hardest, and the branches of each config that change the arithmetic.
+MODELS = {
+    "gpt2": gpt2,
+    "gpt2_untied": lambda: gpt2(tie_word_embeddings=False, n_inner=40, layer_norm_epsilon=1e-3),
+    "gpt2_gelu": lambda: gpt2(activation_function="gelu"),
+    "llama": llama,
+    "llama_tied": lambda: llama(tie_word_embeddings=True, attention_bias=False),
+    "llama_mlp_bias": lambda: llama(mlp_bias=True, head_dim=None),
+    "llama_linear": lambda: llama(
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    ),
+    "llama3_scaled": llama3_scaled,
+    "mistral": mistral,
+    "mistral_unwindowed": lambda: mistral(sliding_window=None),
+    "qwen2": qwen2,
+    "qwen2_windowed": lambda: qwen2(use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "qwen3": qwen3,
+    "qwen3_windowed_bias": lambda: qwen3(
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+}
+
+T = 60  # five tokens would not see a wrong rotary base
+
+
+def tokens(d_vocab: int = 97, n_pos: int = T) -> Tensor:
+    """Random ids, two sequences."""
+    return torch.randint(d_vocab, (2, n_pos), generator=torch.Generator().manual_seed(3))
+
+
+def native(
+    theirs: nn.Module, *, weights: dict | None = None, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """The model read from a model of transformers, or from its config and the given tensors."""
+    hf = theirs.config.to_dict()
+    given = theirs.state_dict() if weights is None else weights
+    own = native_weights(hf, given.keys(), given.__getitem__, "here", dtype)
+    return model_with_weights(model_config(hf, "here"), own, Path("here"))
+
+
+def log_probs(logits: Tensor) -> Tensor:
+    """Log-probabilities in float64."""
+    return logits.double().log_softmax(-1)
+
+
+def gap(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference."""
+    assert actual.shape == expected.shape
+    return float((actual - expected).abs().max())
+
+
+def fault(call: object, *args: object, **kwargs: object) -> str:
+    """The one line of a call that is refused."""
+    with pytest.raises(ModelError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

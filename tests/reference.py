@@ -23,6 +23,11 @@ class Description:
     d_head: int
     positional_embedding_type: str
     rotary_base: float
+    rotary_scaling: Mapping[str, object] | None
+    scale: float | None
+    scale_by_inverse_layer: bool
+    window: int | None
+    windowed_layers: tuple[int, ...] | None
     normalization_type: str
     eps: float
     act_fn: str | None
@@ -38,6 +43,11 @@ class Description:
             d_head=config.attention.d_head,
             positional_embedding_type=config.positional_embedding_type,
             rotary_base=config.rotary_base,
+            rotary_scaling=config.rotary_scaling and config.rotary_scaling.model_dump(),
+            scale=config.attention.scale,
+            scale_by_inverse_layer=config.attention.scale_by_inverse_layer,
+            window=config.attention.window,
+            windowed_layers=config.attention.windowed_layers,
             normalization_type=config.normalization_type,
             eps=config.eps,
             act_fn=None if config.mlp is None else config.mlp.act_fn,
@@ -88,15 +98,19 @@ def mean_loss(losses: Array, mask: Array | None = None) -> float:
 
 
 def attention(
-    q: Array, k: Array, v: Array, real: list[bool], scale: float
+    q: Array, k: Array, v: Array, real: list[bool], scale: float, window: int | None = None
 ) -> tuple[Array, Array, Array]:
-    """Scores, pattern and weighted values of one head; `q` and `k` are `[pos, d]`."""
+    """Scores, pattern and weighted values of one head; `q` and `k` are `[pos, d]`.
+
+    With a window of w, place i sees itself and the w - 1 places before it.
+    """
     n_pos = len(q)
     scores = np.full((n_pos, n_pos), -np.inf)
     pattern = np.zeros((n_pos, n_pos))
     z = np.zeros((n_pos, v.shape[1]))
     for i in range(n_pos):
-        allowed = [j for j in range(i + 1) if real[j]]
+        first = 0 if window is None else max(0, i - window + 1)
+        allowed = [j for j in range(first, i + 1) if real[j]]
         for j in allowed:
             scores[i, j] = scale * float(q[i] @ k[j])
         if not allowed:
@@ -108,16 +122,38 @@ def attention(
     return scores, pattern, z
 
 
-def rotate(x: Array, position: int, base: float) -> Array:
+def rotate(
+    x: Array, position: int, base: float, scaling: Mapping[str, object] | None = None
+) -> Array:
     """One head's vector turned by its position; dimension i is paired with i + d / 2."""
     d = len(x)
     turned = np.zeros(d)
     for i in range(d // 2):
-        angle = position * base ** (-2 * i / d)
+        angle = position * _slowed(base ** (-2 * i / d), scaling)
         first, second = x[i], x[i + d // 2]
         turned[i] = first * math.cos(angle) - second * math.sin(angle)
         turned[i + d // 2] = second * math.cos(angle) + first * math.sin(angle)
     return turned
+
+
+def _slowed(frequency: float, scaling: Mapping[str, object] | None) -> float:
+    """A rotary frequency after the scaling for long contexts."""
+    if scaling is None:
+        return frequency
+    if scaling["kind"] == "linear":
+        return frequency / scaling["factor"]
+    # Llama 3.1: long waves are stretched, short ones are kept, those between are mixed.
+    wavelength = 2 * math.pi / frequency
+    longest_kept = scaling["original_n_ctx"] / scaling["high_freq_factor"]
+    shortest_stretched = scaling["original_n_ctx"] / scaling["low_freq_factor"]
+    if wavelength <= longest_kept:
+        return frequency
+    if wavelength >= shortest_stretched:
+        return frequency / scaling["factor"]
+    turns = scaling["original_n_ctx"] / wavelength
+    span = scaling["high_freq_factor"] - scaling["low_freq_factor"]
+    kept = (turns - scaling["low_freq_factor"]) / span
+    return (1 - kept) * frequency / scaling["factor"] + kept * frequency
 
 
 def _sequence(
@@ -140,7 +176,7 @@ def _sequence(
         block = f"blocks.{layer}"
         seen[f"{block}.hook_resid_pre"] = resid
         x = _norm(model, weights, f"{block}.ln1", resid, seen)
-        _attention_layer(model, weights, f"{block}.attn", x, shortformer, positions, real, seen)
+        _attention_layer(model, weights, layer, x, shortformer, positions, real, seen)
         heads = seen[f"{block}.attn.hook_result"]
         attn_out = heads.sum(axis=1) + weights.get(f"{block}.attn.o_proj.bias", 0.0)
         seen[f"{block}.hook_attn_out"] = attn_out
@@ -160,14 +196,14 @@ def _sequence(
 def _attention_layer(
     model: Description,
     weights: dict[str, Array],
-    name: str,
+    layer: int,
     x: Array,
     shortformer: Array,
     positions: list[int],
     real: list[bool],
     seen: dict[str, Array],
 ) -> None:
-    d = model.d_head
+    name, d = f"blocks.{layer}.attn", model.d_head
     q = _linear(weights, f"{name}.q_proj", x + shortformer).reshape(len(x), model.n_heads, d)
     k = _linear(weights, f"{name}.k_proj", x + shortformer)
     k = k.reshape(len(x), model.n_key_value_heads, d)
@@ -181,20 +217,29 @@ def _attention_layer(
                     smeared[t, head] = own * k[t, head] + (1 - own) * k[t - 1, head]
         k = smeared
     seen[f"{name}.hook_q"], seen[f"{name}.hook_k"], seen[f"{name}.hook_v"] = q, k, v
+    if f"{name}.q_norm.w" in weights:
+        q = _head_norm(q, weights[f"{name}.q_norm.w"], model.eps)
+        k = _head_norm(k, weights[f"{name}.k_norm.w"], model.eps)
     if model.positional_embedding_type == "rotary":
+        base, scaling = model.rotary_base, model.rotary_scaling
         q, k = (
-            np.stack([[rotate(h, p, model.rotary_base) for h in heads] for heads, p in pairs])
+            np.stack([[rotate(h, p, base, scaling) for h in heads] for heads, p in pairs])
             for pairs in (
                 list(zip(q, positions, strict=True)),
                 list(zip(k, positions, strict=True)),
             )
         )
         seen[f"{name}.hook_rot_q"], seen[f"{name}.hook_rot_k"] = q, k
+    scale = 1 / math.sqrt(d) if model.scale is None else model.scale
+    if model.scale_by_inverse_layer:
+        scale /= layer + 1
+    windowed = model.windowed_layers is None or layer in model.windowed_layers
+    window = model.window if windowed else None
     scores, patterns, reads, results = [], [], [], []
     for head in range(model.n_heads):
         group = head // (model.n_heads // model.n_key_value_heads)
         head_scores, pattern, z = attention(
-            q[:, head], k[:, group], v[:, group], real, 1 / math.sqrt(d)
+            q[:, head], k[:, group], v[:, group], real, scale, window
         )
         w_o = weights[f"{name}.o_proj.weight"][:, head * d : (head + 1) * d]
         scores.append(head_scores)
@@ -236,6 +281,16 @@ def _norm(
     seen[f"{name}.hook_scale"] = np.array(scales)
     seen[f"{name}.hook_normalized"] = np.stack(normalized)
     return np.stack(normalized) * weights[f"{name}.w"] + weights.get(f"{name}.b", 0.0)
+
+
+def _head_norm(x: Array, gain: Array, eps: float) -> Array:
+    """Each head's vector over its root mean square, times gains that the heads share."""
+    normed = np.zeros_like(x)
+    for t in range(x.shape[0]):
+        for head in range(x.shape[1]):
+            rms = math.sqrt(math.fsum(value**2 for value in x[t, head]) / x.shape[2] + eps)
+            normed[t, head] = gain * x[t, head] / rms
+    return normed
 
 
 def _linear(weights: dict[str, Array], name: str, x: Array) -> Array:

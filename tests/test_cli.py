@@ -163,21 +163,28 @@ def test_run_list_names_the_configs_here_with_their_first_line(here):
 
 def test_info_gives_shapes_and_parameters_by_part(here):
     lines = call("info", "run").stdout.splitlines()
-    assert lines[:4] == [
-        "run/checkpoints/step-000003",
+    assert lines[:7] == [
+        "run: training run, run/checkpoints/step-000003",
         "layers 2, d_model 24, n_ctx 16, d_vocab 19",
         "attention GQA: 4 query heads over 2 key-value heads of width 6",
-        "positions standard, norm LN, attention-only, tied embeddings",
+        "  causal, no QK norm, biases of q, k, v, o",
+        "positions standard",
+        "norm LN (eps 1e-05), attention-only, tied embeddings",
+        "no tokenizer; BOS 0",
     ]
     model = load_model("run")
     total = sum(parameter.numel() for parameter in model.parameters())
-    assert lines[5] == f"parameters {total:,}"
-    parts = {line.split()[0]: int(line.split()[1].replace(",", "")) for line in lines[6:]}
+    assert lines[8] == f"parameters {total:,}"
+    rows = [re.fullmatch(r"  (\S.*?) +([\d,]+) +[\d.]+%", line) for line in lines[9:]]
+    parts = {row[1]: int(row[2].replace(",", "")) for row in rows if row}
     # A tied unembedding has no parameters of its own.
-    assert parts.keys() == {"embed", "pos_embed", "norms", "attn"}
+    heads = {"attention Q", "attention K", "attention V", "attention O"}
+    assert parts.keys() == {"embed", "positions", "norms"} | heads
     assert parts["embed"] == 19 * 24
     assert sum(parts.values()) == total
-    assert call("info", "run@0").stdout.startswith("run/checkpoints/step-000000\n")
+    assert call("info", "run@0").stdout.startswith(
+        "run@0: training run, run/checkpoints/step-000000\n"
+    )
     untied = call("info", "text-run").stdout
     assert re.search(r"\n  unembed +6,240 ", untied)  # 260 tokens of 24
     assert re.search(r"\n  embed +6,240 ", untied)
@@ -443,7 +450,7 @@ BLOCK_1_OR_2 = (
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("induction nowhere", "no model 'nowhere': it should be the folder of a training run"),
+        ("induction ./nowhere", "no model './nowhere': no such file or folder"),
         ("induction run@7", "run has no checkpoint '7'; its steps: 0, 2, 3"),
         ("induction run --block 1", f"--block 1 {BLOCK_1_OR_2}"),
         ("induction run --block 2", f"--block 2 {BLOCK_1_OR_2}"),
@@ -482,7 +489,10 @@ BLOCK_1_OR_2 = (
         ("sinks run --device meta", "device = 'meta' cannot be used here: "),
         ("report nowhere", "nowhere: no such folder; a report is made of a folder of results"),
         ("report cache", "cache: no such folder"),
-        ("info corpus.txt", "no model 'corpus.txt': it should be the folder of a training run"),
+        (
+            "info corpus.txt",
+            "corpus.txt is a file; a model is a folder, a .gguf file or a Hub id",
+        ),
         (
             "train tiny.toml --out run",
             "run already holds something: --resume continues a run, --out names another folder",

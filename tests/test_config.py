@@ -274,6 +274,122 @@ def test_a_size_that_is_no_whole_number_is_refused_and_not_left_without_a_head_s
     )
 
 
+ROTARY = "model.positional_embedding_type=rotary"
+LINEAR = 'model.rotary_scaling={kind = "linear", factor = 4.0}'
+LLAMA3 = (
+    'model.rotary_scaling={kind = "llama3", factor = 8.0, low_freq_factor = 1.0, '
+    "high_freq_factor = 4.0, original_n_ctx = 8}"
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "output_bias"),
+    [
+        ([], True),
+        (["bias=false"], False),
+        (["output_bias=false"], False),
+        (["bias=false", "output_bias=true"], True),
+        (["bias=true", "output_bias=true"], True),
+    ],
+)
+def test_the_output_bias_follows_the_others_unless_it_is_given(path, overrides, output_bias):
+    model = load_config(path, [f"model.attention.{text}" for text in overrides]).model
+    assert model.attention.output_bias is output_bias
+    attn = Transformer(model).blocks[0].attn
+    assert (attn.o_proj.bias is not None) is output_bias
+    assert (attn.q_proj.bias is not None) is model.attention.bias
+
+
+def test_a_window_is_in_every_layer_unless_some_are_named(path):
+    window = ["model.n_layers=3", "model.attention.window=4"]
+    every = load_config(path, window).model
+    assert [every.window(layer) for layer in range(3)] == [4, 4, 4]
+    some = load_config(path, [*window, "model.attention.windowed_layers=[0, 2]"]).model
+    assert [some.window(layer) for layer in range(3)] == [4, None, 4]
+    none = load_config(path, ["model.n_layers=3"]).model
+    assert [none.window(layer) for layer in range(3)] == [None, None, None]
+
+
+def test_the_scale_is_one_over_the_root_of_the_head_size_and_falls_with_the_layer_if_asked(path):
+    usual = load_config(path).model
+    assert usual.attention_scale(0) == usual.attention_scale(2) == 6**-0.5
+    fallen = load_config(
+        path, ["model.attention.scale=0.5", "model.attention.scale_by_inverse_layer=true"]
+    ).model
+    assert [fallen.attention_scale(layer) for layer in range(3)] == [0.5, 0.25, 0.5 / 3]
+
+
+@pytest.mark.parametrize(("override", "kind"), [(LINEAR, "linear"), (LLAMA3, "llama3")])
+def test_a_rotary_scaling_resolves_and_loads_again(path, tmp_path, override, kind):
+    config = load_config(path, [ROTARY, override])
+    assert config.model.rotary_scaling.kind == kind
+    again = tmp_path / "again.toml"
+    again.write_text(tomli_w.dumps(config_tables(config)))
+    assert load_config(again) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["model.attention.windowed_layers=[0]"],
+            "model.attention.windowed_layers needs attention.window",
+        ),
+        (
+            ["model.attention.window=4", "model.attention.windowed_layers=[0, 1]"],
+            "model.attention.windowed_layers holds 1, beyond n_layers = 1",
+        ),
+        (
+            ["model.attention.window=0"],
+            "model.attention.window = 0: input should be greater than 0",
+        ),
+        (
+            ["model.attention.window=4", "model.attention.windowed_layers=[-1]"],
+            "model.attention.windowed_layers.0 = -1: input should be greater than or equal to 0",
+        ),
+        (
+            [LINEAR],
+            "model.rotary_scaling belongs to positional_embedding_type = 'rotary', not 'standard'",
+        ),
+        (
+            [ROTARY, LLAMA3.replace("4.0", "1.0")],
+            "model.rotary_scaling.low_freq_factor = 1 should be below high_freq_factor = 1",
+        ),
+        (
+            [ROTARY, LLAMA3.replace("low_freq_factor = 1.0, ", "")],
+            "model.rotary_scaling.low_freq_factor is missing",
+        ),
+        (
+            [ROTARY, LINEAR.replace("linear", "yarn")],
+            "model.rotary_scaling.kind = 'yarn': one of 'linear', 'llama3'",
+        ),
+        (
+            [ROTARY, LINEAR.replace("4.0", "0.5")],
+            "model.rotary_scaling.factor = 0.5: input should be greater than or equal to 1",
+        ),
+        (
+            [ROTARY, LINEAR.replace("factor", "factr")],
+            "unknown key model.rotary_scaling.factr; did you mean factor? known: factor, kind",
+        ),
+        (
+            [ROTARY, LLAMA3.replace("original_n_ctx", "original_n_cxt")],
+            "unknown key model.rotary_scaling.original_n_cxt; did you mean original_n_ctx? known: "
+            "factor, high_freq_factor, kind, low_freq_factor, original_n_ctx",
+        ),
+        (
+            [ROTARY, LINEAR.replace("4.0", "true")],
+            "model.rotary_scaling.factor = true is not what belongs here",
+        ),
+        (["model.attention.scale=true"], "model.attention.scale = true is not what belongs here"),
+        (["model.attention.window=true"], "model.attention.window = true is not what belongs here"),
+        (["model.n_layers=true"], "model.n_layers = true is not what belongs here"),
+        (["model.attention.scale=0"], "model.attention.scale = 0: input should be greater than 0"),
+    ],
+)
+def test_a_rule_of_pretrained_shapes_that_is_broken_is_named(path, overrides, message):
+    assert message in fault(path, *overrides)
+
+
 def test_rates_of_adam_are_below_one(path):
     assert fault(path, "train.betas=[0.9, 1.0]").startswith("train.betas")
 

@@ -14,8 +14,8 @@ from tiny_models import FAMILIES, perturbed, some_tokens, tiny, tiny_config
 import interp
 from interp.data.tokenizer import BytePairVocabulary
 from interp.errors import ConfigError, ModelError
+from interp.models.hub import resolve
 from interp.models.loading import (
-    checkpoint_folder,
     checkpoint_steps,
     load_model,
     save_model,
@@ -119,6 +119,19 @@ def test_loading_leaves_the_callers_random_state_alone(saved):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_loading_draws_no_weights(saved, monkeypatch):
+    """On the meta device it would cost a second, in which torch loads its compiler."""
+
+    def drawn(*given, **named):
+        raise AssertionError("weights were drawn, only to be replaced")
+
+    for method in ("normal_", "uniform_"):
+        monkeypatch.setattr(torch.Tensor, method, drawn)
+    load_model(saved)
+    with pytest.raises(AssertionError, match="were drawn"):
+        torch.nn.Linear(2, 2)
+
+
 def test_nothing_is_pickled_and_a_pickle_is_not_read(saved):
     assert {path.name for path in saved.iterdir()} == {"model.safetensors", "config.json"}
     json.loads((saved / "config.json").read_text())
@@ -131,7 +144,7 @@ def test_nothing_is_pickled_and_a_pickle_is_not_read(saved):
     assert "is not a safetensors file" in fault(saved)
     (saved / "model.safetensors").unlink()
     torch.save(tiny("gqa").state_dict(), saved / "model.pt")
-    assert fault(saved) == f"{saved} has no checkpoint"
+    assert fault(saved) == f"{saved}/model.safetensors is missing: the checkpoint is incomplete"
 
 
 # --- what a reference names -----------------------------------------------------------------
@@ -140,7 +153,7 @@ def test_nothing_is_pickled_and_a_pickle_is_not_read(saved):
 def test_a_run_is_its_last_checkpoint_and_a_step_is_that_one(tmp_path):
     run = made_run(tmp_path / "run", (0, 5, 10, 1_000_000))
     assert list(checkpoint_steps(run)) == [0, 5, 10, 1_000_000]
-    assert checkpoint_folder(run) == run / "checkpoints" / "step-1000000"
+    assert resolve(run).path == run / "checkpoints" / "step-1000000"
     for step in (0, 5, 10):
         assert torch.equal(interp.load_model(f"{run}@{step}").W_E, tiny("mha", seed=step).W_E)
     folder = run / "checkpoints" / "step-000005"
@@ -166,15 +179,19 @@ def test_a_folder_without_steps_has_none(saved):
 
 def test_an_at_sign_in_a_folders_name_is_part_of_it(tmp_path):
     run = made_run(tmp_path / "a@b" / "run")
-    assert checkpoint_folder(run).name == "step-000010"
-    assert checkpoint_folder(f"{run}@5").name == "step-000005"
+    assert resolve(run).path.name == "step-000010"
+    assert resolve(f"{run}@5").path.name == "step-000005"
     assert "step" not in fault(tmp_path / "a@c")
 
 
 def test_what_is_no_model_says_what_one_is(tmp_path):
     missing = tmp_path / "nowhere"
-    assert fault(missing) == f"no model {str(missing)!r}: it should be the folder of a training run"
-    assert fault(tmp_path) == f"{tmp_path} has no checkpoint"
+    assert fault(missing) == (
+        f"no model {str(missing)!r}: no such file or folder; {tmp_path} has no 'nowhere'"
+    )
+    assert fault(tmp_path) == f"{tmp_path} is empty: it holds no model"
+    (tmp_path / "notes.txt").write_text("nothing\n")
+    assert fault(tmp_path) == f"{tmp_path} has no checkpoint, and no config.json: it is no model"
 
 
 def test_an_experiment_asks_for_one_of_its_runs(tmp_path):
@@ -241,7 +258,7 @@ def test_a_missing_file_is_named(tmp_path, name):
         ("", " is cut short or is not JSON: "),
         ('{"format": "interp", "mo', " is cut short or is not JSON: "),
         ("[]", " is not a config of this toolkit"),
-        ('{"model_type": "gpt2"}', " is not a config of this toolkit"),
+        ('{"model": {}}', " is not a config of this toolkit"),
         ('{"format": "interp"}', " is not a config of this toolkit"),
         ('{"format": "interp", "model": {"n_layers": 0}}', ": n_layers = 0: input should be great"),
     ],

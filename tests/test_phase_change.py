@@ -15,9 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from interp.cli import app
+from interp.training.changes import LeastSizes, find_changes
 
 ROOT = Path(__file__).parents[1]
 STEPS = np.arange(0, 2001, 50)
+LEAST = LeastSizes(induction=0.1, icl_score=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +73,8 @@ def made_up_curves(middle: float = 800.0, lag: float = 100.0) -> pd.DataFrame:
     )
 
 
-def test_changes_are_found_in_the_two_layer_model_and_not_in_the_control(
-    experiment: ModuleType, settings: object
-) -> None:
-    changes = experiment.find_changes(made_up_curves(), settings)
+def test_changes_are_found_in_the_two_layer_model_and_not_in_the_control() -> None:
+    changes = find_changes(made_up_curves(), LEAST)
     two = changes[changes["model"] == "two-layer"].set_index("curve")
     assert two["found"].all()
     assert abs(two.loc["induction", "step"] - 800) <= 50  # one logging interval
@@ -86,7 +86,7 @@ def test_changes_are_found_in_the_two_layer_model_and_not_in_the_control(
 
 def test_distance_and_losses_across_the_change(experiment: ModuleType, settings: object) -> None:
     curves = made_up_curves()
-    changes = experiment.find_changes(curves, settings)
+    changes = find_changes(curves, LEAST)
     (apart,) = experiment.distances(changes, settings).to_dict("records")
     assert abs(apart["step_distance"] - 100) <= 50
     assert apart["step_tokens_distance"] == apart["step_distance"] * 1000
@@ -98,7 +98,7 @@ def test_distance_and_losses_across_the_change(experiment: ModuleType, settings:
 def test_no_change_leaves_the_tables_without_one(experiment: ModuleType, settings: object) -> None:
     curves = made_up_curves()
     flat = curves.assign(best_induction=0.02, icl_score=-0.5)
-    changes = experiment.find_changes(flat, settings)
+    changes = find_changes(flat, LEAST)
     assert not changes["found"].any()
     assert experiment.distances(changes, settings).empty
     across = experiment.across_changes(flat, changes, settings)

@@ -304,6 +304,12 @@ def test_the_null_of_attention_alone_is_a_uniform_head(n_pos):
 class HandMade:
     """A model whose patterns are made by hand from the tokens: one layer, no arithmetic."""
 
+    # What no analysis asks for.
+    vocabulary = source = hook_dict = blocks = run_with_cache = None
+
+    def to_tokens(self, text):
+        raise AssertionError
+
     def __init__(self, *heads, n_ctx=128, d_vocab=500, bos=0, device="cpu"):
         self.heads = heads
         self.seen = []
@@ -313,9 +319,13 @@ class HandMade:
             n_ctx=n_ctx,
             d_vocab=d_vocab,
             bos_token_id=bos,
+            attention_dir="causal",
             device=device,
             model_name="by hand",
         )
+
+    def modules(self):
+        return iter(())
 
     def run_with_hooks(self, tokens, *, fwd_hooks, return_type, attention_mask=None):
         self.seen.append(tokens)
@@ -381,7 +391,7 @@ def test_an_analysis_gets_its_batch_where_the_attention_is(monkeypatch):
     analysis = registry.Analysis("recorded", "1", "uniform", record)
     tokens = some_tokens(2, 4)
     model = HandMade(lambda row: torch.zeros(4, 4), device="meta")
-    model.run_with_hooks = lambda tokens, *, fwd_hooks, return_type: fwd_hooks[0][1](
+    model.run_with_hooks = lambda tokens, *, fwd_hooks, **_: fwd_hooks[0][1](
         torch.zeros(2, 1, 4, 4), hook=None
     )
     measure_module.measure(model, [analysis], [TokenBatch(tokens, torch.full_like(tokens, -1))])
@@ -415,11 +425,14 @@ class FewTokens:
     def __len__(self):
         return 12
 
-    def encode(self, text):
+    def encode(self, text, *, prepend_bos=None):
         return [[ord(c) - ord("a") for c in text]]
 
     def decode(self, ids):
         return "".join(chr(i + ord("a")) for i in ids)
+
+    def token_texts(self, ids):
+        return list(self.decode(ids))
 
     def single_token(self, text):
         return self.encode(text)[0][0]
@@ -440,7 +453,7 @@ def test_a_text_is_cut_into_windows_and_what_is_left_over_is_not_used(tmp_path):
     inputs = text_inputs(model, path)
     assert inputs.batches[0].tokens.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
     assert inputs.description == "2 windows of 4 tokens from x.txt"
-    assert inputs.params == {"shape": [2, 4], "text": "x.txt"}
+    assert inputs.params == {"shape": [2, 4], "text": "x.txt", "bos": None}
     path.write_text("ab")
     assert text_inputs(model, path).batches[0].tokens.tolist() == [[0, 1]]
     path.write_text("a")
@@ -548,7 +561,7 @@ def test_a_column_of_ids_is_one_sequence_and_lists_arrays_and_tensors_are_the_sa
         ),
         ([], ShapeError, "the tokens are empty"),
         ([[[1]]], ShapeError, "token ids should be [batch, pos], got [1, 1, 1]"),
-        ("text", ShapeError, "token ids should be integers, got <U4"),
+        ("text", ModelError, "this model has no tokenizer: give token ids, not text"),
     ],
 )
 def test_tokens_that_do_not_fit_the_model_are_refused(tokens, kind, message):

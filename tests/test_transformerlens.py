@@ -159,12 +159,16 @@ class Letters:
     def __len__(self) -> int:
         return D_VOCAB
 
-    def encode(self, text: str | list[str]) -> list[list[int]]:
+    def encode(self, text: str | list[str], *, prepend_bos: bool | None = None) -> list[list[int]]:
         texts = [text] if isinstance(text, str) else text
-        return [[0, *(ord(letter) - ord("a") + 1 for letter in one)] for one in texts]
+        lead = [] if prepend_bos is False else [0]
+        return [[*lead, *(ord(letter) - ord("a") + 1 for letter in one)] for one in texts]
 
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(ord("a") + i - 1) for i in ids if i)
+
+    def token_texts(self, ids: list[int]) -> list[str]:
+        return [self.decode([i]) for i in ids]
 
     def single_token(self, text: str) -> int:
         if len(text) != 1:

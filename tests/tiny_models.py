@@ -42,6 +42,39 @@ FAMILIES: dict[str, dict] = {
         "normalization_type": "RMS",
         "eps": 1e-2,
     },
+    "windowed": {"attention": {"n_key_value_heads": 2, "window": 3}},
+    "rotary_linear": {
+        "attention": {"window": 2, "windowed_layers": [1]},
+        "positional_embedding_type": "rotary",
+        "rotary_base": 50.0,
+        "rotary_scaling": {"kind": "linear", "factor": 3.0},
+    },
+    # Its three frequencies are kept, mixed and divided.
+    "rotary_llama3": {
+        "positional_embedding_type": "rotary",
+        "rotary_base": 50.0,
+        "rotary_scaling": {
+            "kind": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 0.5,
+            "high_freq_factor": 2.0,
+            "original_n_ctx": 16,
+        },
+    },
+    "qk_norm": {
+        "attention": {"n_key_value_heads": 2, "qk_norm": True, "bias": False},
+        "positional_embedding_type": "rotary",
+        "normalization_type": "RMS",
+        "eps": 1e-2,
+    },
+    "qk_norm_no_positions": {
+        "attention": {"qk_norm": True, "smeared_keys": True, "output_bias": False},
+        "positional_embedding_type": "none",
+    },
+    "scaled": {"attention": {"scale": 0.7, "scale_by_inverse_layer": True}},
+    "output_bias_alone": {
+        "attention": {"bias": False, "output_bias": True, "scale_by_inverse_layer": True},
+    },
     "gated_with_bias": {"mlp": {"d_mlp": 20, "act_fn": "gelu", "gated": True}},
     "relu_tied": {"mlp": {"d_mlp": 20, "act_fn": "relu", "bias": False}, "tie_embeddings": True},
     "no_norm": {"normalization_type": "none", "unembed_bias": True},

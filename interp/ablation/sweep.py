@@ -10,7 +10,7 @@ from torch import Tensor
 
 from interp.ablation.interventions import Head, ZeroHeads
 from interp.errors import AnalysisError
-from interp.measure import CHUNK, Inputs, token_inputs
+from interp.measure import Inputs, sequences_at_once, token_inputs
 from interp.models.watch import HookedModel, looking_at
 from interp.tables import HeadScores, head_label, parse_heads
 
@@ -55,8 +55,9 @@ def sequence_metric(
     values = []
     with looking_at(model):
         for batch in inputs.batches:
-            for start in range(0, len(batch.tokens), CHUNK):
-                rows = slice(start, start + CHUNK)
+            size = sequences_at_once(model, batch.tokens.shape[1])
+            for start in range(0, len(batch.tokens), size):
+                rows = slice(start, start + size)
                 mask = None if batch.key_mask is None else batch.key_mask[rows]
                 losses = model.run_with_hooks(
                     batch.tokens[rows],

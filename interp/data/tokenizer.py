@@ -57,14 +57,25 @@ class BytePairVocabulary:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
 
-    def encode(self, text: str | Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
+    def encode(
+        self, text: str | Sequence[str], *, prepend_bos: bool | None = None
+    ) -> list[list[int]]:
+        """Ids of each text; there is no BOS to lead them.
+
+        Raises: ModelError for `prepend_bos=True`.
+        """
+        if prepend_bos:
+            raise ModelError("this tokenizer has no BOS token to put in front of a text")
         texts = [text] if isinstance(text, str) else list(text)
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids; bytes that are no whole character become U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id by itself; `<id 999>` for one without text."""
+        return [self._tokenizer.decode([i], skip_special_tokens=False) or f"<id {i}>" for i in ids]
 
     def single_token(self, text: str) -> int:
         """The id of a text that is one token.

@@ -1,93 +1,205 @@
-"""Models on disk: what a checkpoint's folder holds, and `load_model(ref)`.
+"""Models on disk: `load_model(ref)`, and what a checkpoint of a run holds.
 
 Tensors are safetensors, everything else JSON beside them; no pickle is read or written. Every
 tensor of a file is used exactly once and every parameter is set exactly once.
 """
 
 import json
-import re
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, overload
 
 import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file
+from torch import nn
 
 from interp.config import ModelConfig, config_tables, explain
 from interp.data.tokenizer import BytePairVocabulary
 from interp.errors import ConfigError, ModelError
+from interp.models.bridge import BridgedModel, bridge_model, load_bridge
+from interp.models.gguf import read_gguf
+from interp.models.hf_config import model_config
+from interp.models.hf_folder import read_tensor, tensor_files
+from interp.models.hub import CHECKPOINTS, CONFIG, WEIGHTS, Source, read_json, resolve
+from interp.models.hub import checkpoint_steps as checkpoint_steps
+from interp.models.pretrained import native_weights, save_pretrained
 from interp.models.transformer import Transformer
+from interp.models.vocabulary import Vocabulary
 from interp.models.weights import model_with_weights, read_tensors, stored_weights
 
-WEIGHTS, CONFIG, TOKENIZER, CHECKPOINTS = (
-    "model.safetensors",
-    "config.json",
-    "tokenizer.json",
-    "checkpoints",
-)
-_STEP_FOLDER = re.compile(r"step-(\d+)")
+TOKENIZER = "tokenizer.json"
+Ref = str | Path | Source | nn.Module
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(ref: str | Path, *, device: str = "cpu") -> Transformer:
-    """The model of a training run, in eval mode.
+@overload
+def load_model(
+    ref: Ref,
+    *,
+    backend: Literal["native"] = "native",
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: object | None = None,
+) -> Transformer: ...
+@overload
+def load_model(
+    ref: Ref,
+    *,
+    backend: Literal["bridge"],
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: object | None = None,
+) -> BridgedModel: ...
+@overload
+def load_model(
+    ref: Ref,
+    *,
+    backend: str,
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: object | None = None,
+) -> Transformer | BridgedModel: ...
+def load_model(
+    ref: Ref,
+    *,
+    backend: str = "native",
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: object | None = None,
+) -> Transformer | BridgedModel:
+    """The model that `ref` names, in eval mode.
 
-    `ref` is a run's folder (its last checkpoint), `FOLDER@STEP`, or a checkpoint's own folder.
+    `ref` is a training run's folder (its last checkpoint), `FOLDER@STEP` or a checkpoint's own
+    folder; a Hugging Face folder; a Hub id with an optional `@REVISION`; a `.gguf` file; the name
+    `smollm2-135m`; what `resolve` made of one of these; or a model of `transformers` in memory,
+    which is left as it is. The native backend reads weights of GPT-2 and Llama type into our
+    `Transformer`; the bridge takes whatever TransformerLens's `TransformerBridge` boots. Weights
+    and activations have `dtype`. `tokenizer`, one of `transformers` or a `Vocabulary`, takes the
+    place of the model's own.
 
-    Raises: ModelError where there is no such run or step, or a file is missing or cut short;
-    ConfigError for an unknown device.
+    Raises: ModelError where there is no such model, or it is incomplete, or would be computed
+    otherwise than its config says; ConfigError for an unknown backend, device or dtype.
     """
-    folder = checkpoint_folder(ref)
+    if backend not in ("native", "bridge"):
+        raise ConfigError(f"backend = {backend!r}: one of 'native', 'bridge'")
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype = {dtype!r}: one of {', '.join(map(repr, _DTYPES))}")
+    place, numbers = torch_device(device), _DTYPES[dtype]
+    vocabulary = _vocabulary(tokenizer)
+    if isinstance(ref, nn.Module):
+        if backend == "bridge":
+            name = type(ref).__name__
+            return bridge_model(ref, vocabulary, name=name, device=place, dtype=numbers)
+        return _from_memory(ref, numbers, vocabulary).to(place)
+    source = ref if isinstance(ref, Source) else resolve(ref, pickles=backend == "bridge")
+    if backend == "bridge":
+        bridge = _bridged_run if source.kind == "run" else load_bridge
+        return bridge(source, device=place, dtype=numbers, vocabulary=vocabulary)
+    model = _native(source, numbers, vocabulary).to(place)
+    model.source = source
+    return model
+
+
+def _native(source: Source, dtype: torch.dtype, given: Vocabulary | None) -> Transformer:
+    if source.kind == "run":
+        return _checkpoint(source, given).to(dtype)
+    if source.kind == "huggingface":
+        return _huggingface(source, dtype, given)
+    config, weights = read_gguf(source.path, dtype)
+    vocabulary = given
+    if vocabulary is None:
+        vocabulary = _pretrained_vocabulary(source.path.parent, source.path.name)
+    _check_vocabulary(vocabulary, config, f"the tokenizer of {source.path}")
+    return model_with_weights(
+        config, weights, source.path, vocabulary=vocabulary, model_name=source.name
+    )
+
+
+def _checkpoint(source: Source, given: Vocabulary | None) -> Transformer:
+    folder = source.path
     run = folder.parent.parent
     path = run / TOKENIZER if folder.parent.name == CHECKPOINTS else folder / TOKENIZER
-    vocabulary = BytePairVocabulary.load(path) if path.is_file() else None
+    vocabulary = given
+    if vocabulary is None and path.is_file():
+        vocabulary = BytePairVocabulary.load(path)
     config = _read_config(folder)
+    _check_vocabulary(vocabulary, config, str(path))
+    path = folder / WEIGHTS
+    return model_with_weights(
+        config, read_tensors(path), path, vocabulary=vocabulary, model_name=source.name
+    )
+
+
+def _huggingface(source: Source, dtype: torch.dtype, given: Vocabulary | None) -> Transformer:
+    folder = source.path
+    hf = read_json(folder / CONFIG)
+    config = model_config(hf, str(folder))
+    files = tensor_files(folder)
+    vocabulary = _pretrained_vocabulary(folder) if given is None else given
+    _check_vocabulary(vocabulary, config, f"the tokenizer of {folder}")
+    weights = native_weights(
+        hf, files.keys(), lambda name: read_tensor(files[name], name), str(folder), dtype
+    )
+    return model_with_weights(
+        config, weights, folder, vocabulary=vocabulary, model_name=source.name
+    )
+
+
+def _bridged_run(
+    source: Source, *, device: torch.device, dtype: torch.dtype, vocabulary: Vocabulary | None
+) -> BridgedModel:
+    """A run of GPT-2's or Llama's shape, as transformers reads it once it is saved for it."""
+    model = _checkpoint(source, vocabulary)
+    with TemporaryDirectory(prefix="interp-") as scratch:
+        folder = save_pretrained(model, Path(scratch, "model"))
+        saved = Source("huggingface", folder, source.name)
+        bridged = load_bridge(saved, device=device, dtype=dtype, vocabulary=model.vocabulary)
+    bridged.source, bridged.vocabulary = source, model.vocabulary
+    return bridged
+
+
+def _from_memory(
+    module: nn.Module, dtype: torch.dtype, vocabulary: Vocabulary | None
+) -> Transformer:
+    name = type(module).__name__
+    to_dict = getattr(getattr(module, "config", None), "to_dict", None)
+    if to_dict is None:
+        raise ModelError(f"{name} is no model of transformers: it has no config")
+    hf: Mapping[str, object] = to_dict()
+    config = model_config(hf, name)
+    _check_vocabulary(vocabulary, config, f"the tokenizer given for {name}")
+    tensors = module.state_dict()
+    weights = native_weights(hf, tensors.keys(), lambda key: tensors[key].detach(), name, dtype)
+    return model_with_weights(config, weights, Path(name), vocabulary=vocabulary, model_name=name)
+
+
+# --- vocabularies ---------------------------------------------------------------------------
+
+
+def _vocabulary(tokenizer: object | None) -> Vocabulary | None:
+    if tokenizer is None or isinstance(tokenizer, Vocabulary):
+        return tokenizer
+    from interp.data.pretrained_tokenizer import PretrainedVocabulary
+
+    return PretrainedVocabulary(tokenizer)
+
+
+def _pretrained_vocabulary(folder: Path, gguf_file: str | None = None) -> Vocabulary | None:
+    from interp.data.pretrained_tokenizer import load_pretrained_vocabulary
+
+    return load_pretrained_vocabulary(folder, gguf_file=gguf_file)
+
+
+def _check_vocabulary(vocabulary: Vocabulary | None, config: ModelConfig, whose: str) -> None:
     if vocabulary is not None and len(vocabulary) > config.d_vocab:
         raise ModelError(
-            f"{path} has {len(vocabulary)} tokens, more than d_vocab = {config.d_vocab}"
+            f"{whose} has {len(vocabulary)} tokens, more than d_vocab = {config.d_vocab}"
         )
-    path = folder / WEIGHTS
-    model = model_with_weights(
-        config, read_tensors(path), path, vocabulary=vocabulary, model_name=str(ref)
-    )
-    return model.to(torch_device(device))
 
 
-def checkpoint_folder(ref: str | Path) -> Path:
-    """The folder that holds the weights `ref` names.
-
-    Raises: ModelError, saying which steps or runs there are.
-    """
-    text, at, wanted = str(ref), "", ""
-    if "@" in text and not Path(text).is_dir():  # a folder's own name may hold an @
-        text, at, wanted = text.rpartition("@")
-    folder = Path(text)
-    if not folder.is_dir():
-        raise ModelError(f"no model {text!r}: it should be the folder of a training run")
-    steps = checkpoint_steps(folder)
-    if at:
-        if not wanted.isdecimal() or int(wanted) not in steps:
-            known = ", ".join(map(str, steps)) or "none"
-            raise ModelError(f"{folder} has no checkpoint {wanted!r}; its steps: {known}")
-        return steps[int(wanted)]
-    if steps:
-        return steps[max(steps)]
-    if (folder / WEIGHTS).is_file():
-        return folder
-    runs = sorted(path.parent for path in folder.glob(f"*/*/{CHECKPOINTS}"))
-    if runs:
-        raise ModelError(
-            f"{folder} is an experiment of several runs: choose one, such as {runs[0]}"
-        )
-    raise ModelError(f"{folder} has no checkpoint")
-
-
-def checkpoint_steps(run: Path) -> dict[int, Path]:
-    """The published checkpoints of a run, by step, in order."""
-    found = {
-        int(match[1]): path
-        for path in (run / CHECKPOINTS).glob("step-*")
-        if (match := _STEP_FOLDER.fullmatch(path.name))
-    }
-    return dict(sorted(found.items()))
+# --- checkpoints of a run -------------------------------------------------------------------
 
 
 def save_model(model: Transformer, folder: Path) -> None:
@@ -113,16 +225,11 @@ def torch_device(name: str) -> torch.device:
 
 def _read_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing: the checkpoint is incomplete") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is cut short or is not JSON: {error}") from None
-    ours = isinstance(data, dict) and data.get("format") == "interp"
-    if not ours or not isinstance(data.get("model"), dict):
+    data = read_json(path)
+    tables = data.get("model")
+    if data.get("format") != "interp" or not isinstance(tables, dict):
         raise ModelError(f"{path} is not a config of this toolkit")
     try:
-        return ModelConfig.model_validate(data["model"])
+        return ModelConfig.model_validate(tables)
     except ValidationError as error:
         raise ModelError(f"{path}: {explain(error, ModelConfig)}") from None

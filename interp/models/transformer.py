@@ -5,7 +5,6 @@ unknown hook names are refused, positions are sliced on every hook, and temporar
 a user's own hooks away. This is the one module that imports transformer_lens at its top.
 """
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,13 +20,14 @@ from transformer_lens.utilities import Slice
 from interp.config import ModelConfig
 from interp.errors import ModelError, ShapeError
 from interp.models.block import Block
+from interp.models.hooks import HookName, NamesFilter, kept_copy, matching_hooks
+from interp.models.hub import Source
+from interp.models.inputs import checked_key_mask, checked_tokens
 from interp.models.layers import Rotary, bias_of, hook_point, norm
 from interp.models.losses import mean_loss, next_token_losses
-from interp.models.vocabulary import Vocabulary, token_array
+from interp.models.vocabulary import PaddingSide, Vocabulary, is_text, padded_texts
 
 ReturnType = Literal["logits", "loss", "both"] | None
-HookName = str | Callable[[str], bool]
-NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Transformer(HookedRootModule):
 
     `seed` fixes the weights without touching the caller's random state; None draws none, for a
     model whose weights are about to be set. `vocabulary`, where given,
-    turns text into tokens and back; `model_name` is what results call it. In-place edits in hooks
-    work without gradients only.
+    turns text into tokens and back; `model_name` is what results call it; `source` is where it was
+    loaded from, None for one made in memory. In-place edits in hooks work without gradients only.
     """
 
     @torch.random.fork_rng(devices=[])  # layers draw weights as they are made, before ours
@@ -97,6 +97,7 @@ class Transformer(HookedRootModule):
         self.model_name = model_name
         self.config = config
         self.vocabulary = vocabulary
+        self.source: Source | None = None
         self.embed = nn.Embedding(config.d_vocab, config.d_model)
         self.hook_embed = hook_point()
         if config.positional_embedding_type in ("standard", "shortformer"):
@@ -170,7 +171,8 @@ class Transformer(HookedRootModule):
     ) -> Tensor | tuple[Tensor, Tensor] | None:
         """Logits `[batch, pos, d_vocab]`, the next-token loss in nats, both, or None.
 
-        `tokens` are ids `[batch, pos]` or `[pos]`, or text where the model has a vocabulary; with
+        `tokens` are ids `[batch, pos]` or `[pos]`, or text where the model has a vocabulary:
+        texts of different lengths are padded and masked as `tokenize` does it. With
         `start_at_layer` they are the residual stream `[batch, pos, d_model]` entering that layer.
         `stop_at_layer` returns the residual stream entering that layer instead. In
         `attention_mask` `[batch, pos]` 1 marks a real token; left padding corrects positions.
@@ -186,6 +188,9 @@ class Transformer(HookedRootModule):
             )
         ids: Tensor | None = None
         if start_at_layer is None:
+            if is_text(tokens):
+                tokens, lengths = self.tokenize(tokens)
+                attention_mask = lengths if attention_mask is None else attention_mask
             ids = self.to_tokens(tokens)
             shape = ids.shape
         else:
@@ -196,7 +201,7 @@ class Transformer(HookedRootModule):
                 raise ModelError("a loss needs token ids; start_at_layer has only a residual")
         if shape[1] > self.config.n_ctx:
             raise ShapeError(f"sequence {shape[1]} > n_ctx {self.config.n_ctx}")
-        key_mask = self._key_mask(attention_mask, shape)
+        key_mask = checked_key_mask(attention_mask, shape, self.embed.weight.device)
         positions = self._positions(shape[1], key_mask)
         rotation = None if self.rotary is None else self.rotary(positions)
         placed = self._position_embedding(positions, shape[0])
@@ -242,24 +247,6 @@ class Transformer(HookedRootModule):
                 raise ShapeError(f"{name} = {layer}, but the model has {n_layers} layers")
         return list(self.blocks)[start:stop]
 
-    def _key_mask(
-        self, attention_mask: object, shape: Sequence[int]
-    ) -> Bool[Tensor, "batch pos"] | None:
-        if attention_mask is None:
-            return None
-        given = torch.as_tensor(attention_mask, device=self.embed.weight.device)
-        if given.ndim == 1:
-            given = given[None]
-        if given.shape != tuple(shape):
-            raise ShapeError(f"attention_mask {list(given.shape)} for tokens {list(shape)}")
-        key_mask = given.bool()
-        if not bool((given == key_mask).all()):
-            raise ShapeError(
-                "attention_mask should hold 1 on real tokens and 0 on padding, not scores to add"
-            )
-        # An all-ones mask is no mask: the same operator, the same bits.
-        return None if bool(key_mask.all()) else key_mask
-
     def _positions(
         self, n_pos: int, key_mask: Bool[Tensor, "batch pos"] | None
     ) -> Int[Tensor, "#batch pos"]:
@@ -280,39 +267,74 @@ class Transformer(HookedRootModule):
 
     # --- tokens -----------------------------------------------------------------------------
 
-    def to_tokens(self, text: object) -> Int[Tensor, "batch pos"]:
+    def to_tokens(
+        self, text: object, *, prepend_bos: bool | None = None
+    ) -> Int[Tensor, "batch pos"]:
         """Token ids `[batch, pos]` on the model's device, from ids or text.
 
-        Ids are taken exactly as given. Text is encoded by the model's vocabulary, which puts its
-        BOS in front where it has one.
+        Ids are taken exactly as given. Text is encoded by the model's vocabulary, which puts
+        exactly one BOS in front where it has one, and none with `prepend_bos=False`. Texts of
+        different lengths need `tokenize`, which returns the mask of their padding too.
 
-        Raises: ModelError for text without a vocabulary; ShapeError for ids that do not fit.
+        Raises: ModelError for text without a vocabulary, or `prepend_bos=True` without a BOS;
+        ShapeError for ids that do not fit.
         """
-        if isinstance(text, str) or (
-            isinstance(text, Sequence) and text and isinstance(text[0], str)
-        ):
-            if self.vocabulary is None:
-                raise ModelError("this model has no tokenizer: give token ids, not text")
-            text = self.vocabulary.encode(text)
-        ids = token_array(text).to(self.embed.weight.device)
-        if ids.numel() == 0:
-            raise ShapeError("the prompt is empty: at least one token is needed")
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= self.config.d_vocab:
-            raise ShapeError(
-                f"token id {low if low < 0 else high} is outside the vocabulary of "
-                f"{self.config.d_vocab}"
-            )
-        return ids
+        if is_text(text):
+            tokens, mask = self.tokenize(text, prepend_bos=prepend_bos)
+            if not bool(mask.all()):
+                lengths = mask.sum(dim=1)
+                raise ShapeError(
+                    f"the texts have {lengths.min()} to {lengths.max()} tokens: tokenize(texts) "
+                    "pads them, and returns the attention_mask"
+                )
+            return tokens
+        return checked_tokens(
+            text,
+            vocabulary=self.vocabulary,
+            d_vocab=self.config.d_vocab,
+            device=self.embed.weight.device,
+        )
+
+    def tokenize(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prepend_bos: bool | None = None,
+        padding_side: PaddingSide | None = None,
+    ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
+        """Texts of any length as ids, and the `attention_mask` that is True on their tokens.
+
+        The mask follows from the lengths, so that a BOS or a separator whose id pads elsewhere is
+        seen. `padding_side` is the tokenizer's own unless given.
+
+        Raises: as `to_tokens`; ShapeError for a text without tokens.
+        """
+        tokens, mask = padded_texts(
+            texts, self.vocabulary, prepend_bos=prepend_bos, padding_side=padding_side
+        )
+        return self.to_tokens(tokens), mask.to(self.embed.weight.device)
+
+    def to_str_tokens(self, text: object, *, prepend_bos: bool | None = None) -> list[str]:
+        """What each token of one text, or each id of one sequence, stands for.
+
+        Raises: as `to_tokens`; ShapeError for several sequences.
+        """
+        ids = self.to_tokens(text, prepend_bos=prepend_bos)
+        if len(ids) != 1:
+            raise ShapeError(f"to_str_tokens takes one sequence, got {len(ids)}")
+        return self._known_vocabulary().token_texts(ids[0].tolist())
 
     def to_single_token(self, text: str) -> int:
         """The id of a text that is one token.
 
         Raises: ModelError where the text is not one token.
         """
+        return self._known_vocabulary().single_token(text)
+
+    def _known_vocabulary(self) -> Vocabulary:
         if self.vocabulary is None:
             raise ModelError("this model has no tokenizer: give token ids, not text")
-        return self.vocabulary.single_token(text)
+        return self.vocabulary
 
     def tokens_to_residual_directions(self, tokens: object) -> Float[Tensor, "*tokens d_model"]:
         """The unembedding direction of each token, without the final norm's gain."""
@@ -335,7 +357,7 @@ class Transformer(HookedRootModule):
 
         Raises: ModelError for a name that is no hook, listing near ones.
         """
-        for known in self._hook_names(name):
+        for known in matching_hooks(name, self.hook_dict):
             self.hook_dict[known].add_hook(
                 hook, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend
             )
@@ -368,20 +390,19 @@ class Transformer(HookedRootModule):
         if names_filter is None:
             names = [name for name in self.hook_dict if not name.endswith("hook_result")]
         else:
-            names = self._hook_names(names_filter)
+            names = matching_hooks(names_filter, self.hook_dict)
         keep = Slice.unwrap(pos_slice)
         stored: dict[str, Tensor] = {}
 
         def store(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
-            pos_dim = 2 if str(hook.name).endswith(("hook_attn_scores", "hook_pattern")) else 1
-            copy = keep.apply(tensor.detach(), dim=pos_dim).clone()
-            if device is not None:
-                copy = copy.to(device)
-            if remove_batch_dim:
-                if copy.shape[0] != 1:
-                    raise ShapeError(f"remove_batch_dim on a batch of {copy.shape[0]}")
-                copy = copy[0]
-            stored[str(hook.name) + suffix] = copy
+            square = str(hook.name).endswith(("hook_attn_scores", "hook_pattern"))
+            stored[str(hook.name) + suffix] = kept_copy(
+                tensor,
+                pos_dim=2 if square else 1,
+                keep=keep,
+                device=device,
+                remove_batch_dim=remove_batch_dim,
+            )
 
         def keep_value(tensor: Tensor, hook: HookPoint) -> None:
             store(tensor, hook, "")
@@ -399,25 +420,6 @@ class Transformer(HookedRootModule):
             if incl_bwd:
                 out.backward()
         return out, HeadCache(stored, self, has_batch_dim=not remove_batch_dim)
-
-    def _hook_names(self, wanted: NamesFilter) -> list[str]:
-        if callable(wanted):
-            names = [name for name in self.hook_dict if wanted(name)]
-            if not names:
-                raise ModelError(
-                    f"no hook matches the predicate; the model has {len(self.hook_dict)}, "
-                    f"such as {', '.join(list(self.hook_dict)[:3])}"
-                )
-            return names
-        names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-        if not names:
-            raise ModelError("no hook names were given")
-        for name in names:
-            if name not in self.hook_dict:
-                near = difflib.get_close_matches(name, self.hook_dict, n=3, cutoff=0.4)
-                hint = f"did you mean {' or '.join(near)}?" if near else "see model.hook_dict"
-                raise ModelError(f"no hook {name!r}; {hint}")
-        return names
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -3,45 +3,79 @@
 No n×n tensor outlives its layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.models.transformer import FlatConfig
+from interp.errors import ModelError
+from interp.models.hub import Source
+from interp.models.modes import WholeModel
+from interp.models.modes import looking_at as looking_at
+from interp.models.transformer import FlatConfig, HookPoint
+from interp.models.vocabulary import Vocabulary
 
 
 @runtime_checkable
-class HookedModel(Protocol):
-    """What an analysis asks of a model: ours and TransformerLens's bridge alike."""
+class HookedModel(WholeModel, Protocol):
+    """What analyses ask of a model: our `Transformer` and a `BridgedModel` alike."""
+
+    vocabulary: Vocabulary | None
+    source: Source | None
 
     @property
     def cfg(self) -> FlatConfig:
         """The model's facts under TransformerLens's names."""
         ...
 
-    def run_with_hooks(self, *args: object, **kwargs: object) -> object:
-        """A forward pass with temporary hooks."""
+    @property
+    def hook_dict(self) -> Mapping[str, HookPoint]:
+        """Every hook by name."""
+        ...
+
+    @property
+    def blocks(self) -> Any:  # a ModuleList or a list: they share no type
+        """The layers by index; each answers `attn.W_O` and `attn.b_O`."""
+        ...
+
+    def to_tokens(self, text: object) -> Int[Tensor, "batch pos"]:
+        """Token ids on the model's device."""
+        ...
+
+    @property
+    def run_with_hooks(self) -> Callable[..., object]:
+        """A forward pass with temporary hooks: `(tokens, fwd_hooks=, attention_mask=, ...)`."""
+        ...
+
+    @property
+    def run_with_cache(self) -> Callable[..., tuple[object, Mapping]]:
+        """A forward pass, and copies of its activations by hook name."""
         ...
 
 
-@contextmanager
-def looking_at(model: HookedModel) -> Iterator[None]:
-    """Neither gradients nor dropout; every part of the model gets its own mode back."""
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [part.training for part in parts]
-    for part in parts:
-        part.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, mode in zip(parts, modes, strict=True):
-            part.training = mode
+def as_hooked(model: object) -> HookedModel:
+    """The model as analyses take it; a raw `TransformerBridge` is wrapped, sharing its weights.
+
+    Raises: ModelError for anything else, saying how to load it.
+    """
+    if isinstance(model, HookedModel):
+        return model
+    kind = type(model).__name__
+    if isinstance(model, nn.Module):
+        from transformer_lens.model_bridge import TransformerBridge
+
+        from interp.models.bridge import BridgedModel
+
+        if isinstance(model, TransformerBridge):
+            return BridgedModel(model)
+        raise ModelError(
+            f"{kind} has no hooks: give interp.load_model(model), or interp.load_model(model, "
+            "backend='bridge')"
+        )
+    raise ModelError(f"a model was expected, got {kind}: interp.load_model(ref) makes one")
 
 
 @dataclass(frozen=True)
@@ -78,20 +112,24 @@ def watch_attention(
 
         return f"blocks.{layer}.attn.hook_pattern", look
 
-    masked = {} if key_mask is None else {"attention_mask": real}
     with looking_at(model):
         model.run_with_hooks(
             tokens,
             fwd_hooks=[hook_for(layer) for layer in range(model.cfg.n_layers)],
+            attention_mask=None if key_mask is None else real,
             return_type=None,
-            **masked,
         )
     return reduced
 
 
-def uniform_attention(key_mask: Bool[Tensor, "batch pos"], n_heads: int) -> LayerAttention:
+def uniform_attention(
+    key_mask: Bool[Tensor, "batch pos"],
+    n_heads: int,
+    attention_dir: Literal["causal", "bidirectional"] = "causal",
+) -> LayerAttention:
     """What heads without any preference do: every allowed key gets the same share."""
     n_pos = key_mask.shape[1]
-    allowed = key_mask[:, None, :] & torch.ones(n_pos, n_pos, dtype=torch.bool).tril()
+    reach = torch.ones(n_pos, n_pos, dtype=torch.bool, device=key_mask.device)
+    allowed = key_mask[:, None, :] & (reach.tril() if attention_dir == "causal" else reach)
     share = allowed / allowed.sum(dim=-1, keepdim=True).clamp(min=1)
     return LayerAttention(0, share[:, None].expand(-1, n_heads, -1, -1), key_mask)

@@ -3,13 +3,14 @@
 Tensors are safetensors; no pickle is read or written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from interp.config import ModelConfig
 from interp.errors import ModelError
@@ -46,14 +47,37 @@ def model_with_weights(
 
     Raises: ModelError listing tensors that are missing, left over, or of another shape.
     """
-    with torch.device("meta"):
-        model = Transformer(config, seed=None, vocabulary=vocabulary, model_name=model_name)
+    model = empty_model(config, vocabulary=vocabulary, model_name=model_name)
     check_weights(model, weights, source)
     tied = {"unembed.weight": weights["embed.weight"]} if config.tie_embeddings else {}
     model.load_state_dict({**weights, **tied}, assign=True)
     if config.tie_embeddings:
         model.unembed.weight = model.embed.weight
     return model
+
+
+def empty_model(
+    config: ModelConfig, *, vocabulary: Vocabulary | None = None, model_name: str = "custom"
+) -> Transformer:
+    """A model whose parameters have names and shapes, but no memory and no values."""
+    with torch.device("meta"), _NothingDrawn():
+        return Transformer(config, seed=None, vocabulary=vocabulary, model_name=model_name)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Layers keep the weights they are made with. To draw meta ones, torch loads its compiler."""
+
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: object,
+        args: tuple = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        given = dict(kwargs or {})
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return given["tensor"]
+        return func(*args, **given)
 
 
 def check_weights(model: Transformer, weights: Mapping[str, Tensor], source: Path) -> None:

@@ -1,10 +1,10 @@
-"""What is measured while a model trains, on one axis of steps and tokens.
+"""What is measured while a model trains, and of every checkpoint of a series.
 
-The sequences are fixed before training and the same for every seed, so that curves differ by the
-model alone.
+The sequences are fixed before the first model and the same for every seed, so that curves differ by
+the model alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,8 @@ from torch import Tensor
 from interp import registry
 from interp.config import ModelConfig, ProbeConfig
 from interp.data.repeated import TokenBatch, predictable_pairs, repeated_tokens
-from interp.measure import CHUNK, measure, sequence_statistics
-from interp.models.transformer import Transformer
-from interp.models.watch import looking_at
+from interp.measure import measure, sequence_statistics, sequences_at_once
+from interp.models.watch import HookedModel, looking_at
 
 HEAD_SEQUENCES = 32
 """Held-out sequences behind the previous-token and sink scores; their patterns cost more than the
@@ -32,49 +31,76 @@ class Measurement:
     heads: list[dict[str, int | float]]
 
 
-class Probe:
-    """The fixed sequences of a run, and what they say of a model.
+class SequenceProbe:
+    """Fixed sequences, and what they say of any model with their vocabulary.
 
-    `loss` is the held-out loss; `icl_score` the mean loss at the late positions minus that at the
-    early ones (below 0: context helps); `predictable_loss` and `other_loss` split the held-out
-    tokens by whether an induction rule predicts them, `predictable_share` is their share.
-    `first_copy_loss` and `second_copy_loss` are on repeated random tokens. Heads are scored by
-    `induction` on the repeated tokens, `previous_token` and `sink` on the held-out ones. Losses are
-    in nats, scores attention probabilities.
+    `first_copy_loss` and `second_copy_loss` are on repeated random tokens, on which heads are
+    scored by `induction`. With held-out sequences, `loss` is their loss; `icl_score` the mean loss
+    at the late positions minus that at the early ones (below 0: context helps); `predictable_loss`
+    and `other_loss` split their tokens by whether an induction rule predicts them,
+    `predictable_share` is the share of those. Heads are scored by `previous_token` and `sink` on
+    held-out sequences where there are some, on the repeated tokens otherwise. Losses are in nats,
+    scores attention probabilities.
     """
 
-    def __init__(self, config: ProbeConfig, model: ModelConfig, held_out: Int[Tensor, "b pos"]):
-        self.icl = IclScore(config.icl_early, config.icl_late)
+    def __init__(
+        self,
+        repeated: Sequence[TokenBatch],
+        held_out: Int[Tensor, "b pos"] | None = None,
+        icl: "IclScore | None" = None,
+    ):
+        assert (held_out is None) == (icl is None)
+        self.repeated = list(repeated)
         self.held_out = held_out
-        for_heads = held_out[:HEAD_SEQUENCES]
-        self.for_heads = TokenBatch(for_heads, torch.full_like(for_heads, -1))
-        self.predictable = predictable_pairs(held_out)
-        self.repeated = [
-            repeated_tokens(config.repeats, block, model.d_vocab, seed=0, bos=model.bos_token_id)
-            for block in config.blocks
-        ]
+        self.icl = icl
+        self.for_heads = self.repeated
+        if held_out is not None:
+            chosen = held_out[:HEAD_SEQUENCES]
+            self.for_heads = [TokenBatch(chosen, torch.full_like(chosen, -1))]
+            self.predictable = predictable_pairs(held_out)
 
-    def measure(self, model: Transformer) -> Measurement:
+    def measure(self, model: HookedModel) -> Measurement:
         """The metrics of the model and the scores of its heads; the model's mode is kept."""
         with looking_at(model):
-            losses = token_losses(model, self.held_out)
+            metrics = self._held_out_losses(model)
             first, second = zip(
                 *(copy_losses(model, batch) for batch in self.repeated), strict=True
             )
             induction = measure(model, [registry.get("induction")], self.repeated)
             others = measure(
-                model, [registry.get("previous-token"), registry.get("sinks")], [self.for_heads]
+                model, [registry.get("previous-token"), registry.get("sinks")], self.for_heads
             )
-        metrics = {
+        metrics["first_copy_loss"] = float(np.mean(first))
+        metrics["second_copy_loss"] = float(np.mean(second))
+        return Measurement(metrics, _head_rows({**induction, **others}))
+
+    def _held_out_losses(self, model: HookedModel) -> dict[str, float]:
+        if self.held_out is None or self.icl is None:
+            return {}
+        losses = token_losses(model, self.held_out)
+        return {
             "loss": losses.mean().item(),
             "icl_score": self.icl(losses).mean().item(),
             "predictable_loss": losses[self.predictable].mean().item(),
             "other_loss": losses[~self.predictable].mean().item(),
             "predictable_share": self.predictable.double().mean().item(),
-            "first_copy_loss": float(np.mean(first)),
-            "second_copy_loss": float(np.mean(second)),
         }
-        return Measurement(metrics, _head_rows({**induction, **others}))
+
+
+class Probe(SequenceProbe):
+    """The probe of a training run: repeated tokens and positions as its config has them."""
+
+    def __init__(self, config: ProbeConfig, model: ModelConfig, held_out: Int[Tensor, "b pos"]):
+        super().__init__(
+            [
+                repeated_tokens(
+                    config.repeats, block, model.d_vocab, seed=0, bos=model.bos_token_id
+                )
+                for block in config.blocks
+            ],
+            held_out,
+            IclScore(config.icl_early, config.icl_late),
+        )
 
 
 @dataclass(frozen=True)
@@ -99,17 +125,21 @@ class IclScore:
 
 
 def token_losses(
-    model: Transformer, tokens: Int[Tensor, "batch pos"]
+    model: HookedModel, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch losses"]:
     """The loss of every next token, in nats, on the CPU; element p belongs to token p + 1."""
-    parts = [
-        model(chunk.to(model.cfg.device), return_type="loss", loss_per_token=True).cpu()
-        for chunk in tokens.split(CHUNK)
-    ]
+    device = torch.device(str(model.cfg.device))
+    parts = []
+    for chunk in tokens.split(sequences_at_once(model, tokens.shape[1])):
+        losses = model.run_with_hooks(
+            chunk.to(device), fwd_hooks=[], return_type="loss", loss_per_token=True
+        )
+        assert isinstance(losses, Tensor)
+        parts.append(losses.cpu())
     return torch.cat(parts)
 
 
-def copy_losses(model: Transformer, batch: TokenBatch) -> tuple[float, float]:
+def copy_losses(model: HookedModel, batch: TokenBatch) -> tuple[float, float]:
     """Mean loss on the first copy, and on the part of the second that can be predicted.
 
     The first token of the second copy cannot: nothing says that the block repeats. That leaves

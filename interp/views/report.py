@@ -5,22 +5,26 @@ One invariant: the same results give the same bytes; every date and version come
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from interp.comparison.result import FILE as COMPARISON
+from interp.comparison.result import Comparison
 from interp.errors import AnalysisError
 from interp.tables import HeadScores, write_text
 from interp.views import page
-from interp.views.run_report import phase_change_page, training_page
+from interp.views.compare_report import compare_page
+from interp.views.run_report import phase_change_page, series_page, training_page
 from interp.views.scores_report import read_scores, scores_page
 
-_PAGES = {"train": training_page, "phase-change": phase_change_page}
+_PAGES = {"train": training_page, "phase-change": phase_change_page, "series": series_page}
 
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a folder of results and return its path.
 
     The folder is a training run or an experiment (its `run.json` says which by `kind`), or holds
-    the JSON files of analyses.
+    the JSON files of analyses or of a comparison.
 
     Raises:
         AnalysisError: the folder is none of these, or one of its files cannot be read.
@@ -53,6 +57,11 @@ def head_scores_page(scores: HeadScores) -> str:
     return page.render(scores_page([scores], f"{scores.analysis.capitalize()} of {scores.model}"))
 
 
+def comparison_page(comparison: Comparison) -> str:
+    """The HTML page of a comparison of two models."""
+    return page.render(compare_page(comparison))
+
+
 def _page(folder: Path) -> page.Page:
     facts = _facts(folder / "run.json")
     kind = facts.get("kind")
@@ -60,12 +69,16 @@ def _page(folder: Path) -> page.Page:
         return _PAGES[kind](folder, facts)
     saved = [read_scores(path) for path in sorted(folder.glob("*.json")) if path.name != "run.json"]
     results = [scores for scores in saved if scores is not None]
+    alone = scores_page(results, f"Head scores: {folder.resolve().name}")
+    if (folder / COMPARISON).is_file():
+        compared = compare_page(Comparison.load(folder / COMPARISON))
+        return replace(compared, sections=(*compared.sections, *alone.sections))
     if results:
-        return scores_page(results, f"Head scores: {folder.resolve().name}")
+        return alone
     given = f"run.json of kind {kind!r}" if facts else "no run.json"
     raise AnalysisError(
         f"{folder}: nothing to report: {given} and no analysis; expected run.json with kind "
-        f"{' or '.join(_PAGES)}, or JSON files written by an analysis"
+        f"{' or '.join(_PAGES)}, or JSON files written by an analysis or a comparison"
     )
 
 

@@ -5,11 +5,14 @@ that is there but cannot be read is an error that names it.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from interp.errors import AnalysisError
 from interp.views.change_tables import (
@@ -98,6 +101,17 @@ def phase_change_page(folder: Path, facts: dict[str, object]) -> Page:
     )
 
 
+def series_page(folder: Path, facts: dict[str, object]) -> Page:
+    """The page of a series of checkpoints: curves, heads, change points, caveats."""
+    read = _read(folder, facts, _csv(folder / "curves.csv"), "heads.csv", [])
+    return Page(
+        title=_text(facts, "title") or f"Phase change in {read.name}",
+        origin=_origin(read),
+        findings=_texts(facts, "findings"),
+        sections=(_curves(read), _heads(read), _change(read), *_caveats(read), _facts(read)),
+    )
+
+
 def _read(
     folder: Path, facts: dict[str, object], curves: pd.DataFrame, heads_file: str, notes: list[str]
 ) -> Folder:
@@ -164,20 +178,42 @@ def _curves(read: Folder) -> Section:
     if read.curves.empty:
         parts.append(Words("No training curves: the folder holds no logged metrics."))
     else:
-        parts.append(
-            Plot(
-                training_curves(
-                    read.curves,
-                    changes,
-                    title="Losses and head scores while training",
-                    subtitle=_who(read),
-                )
-            )
+        figure = training_curves(
+            read.curves,
+            changes,
+            title="Losses and head scores while training",
+            subtitle=_who(read),
         )
+        steps = sorted(set(read.curves["step"]))
+        if _grows_by_powers(steps):
+            _logarithmic(figure, steps)
+        parts.append(Plot(figure))
         models = {run.key[0] for run in runs(read.curves)}
         if "model" in read.curves and len(models) == 1:
             parts.append(Words("There is no control model in this folder to compare with."))
     return Section("curves", "Training curves", tuple(parts))
+
+
+def _grows_by_powers(steps: list[int]) -> bool:
+    """Whether the first steps lie ten times closer than others: 0, 1, 2, 4, ..., 1000, 2000."""
+    gaps = [after - before for before, after in pairwise(steps)]
+    return len(gaps) > 5 and 10 * sorted(gaps[:5])[2] <= max(gaps)
+
+
+def _logarithmic(figure: go.Figure, steps: list[int]) -> None:
+    """Set the shared axis of steps to powers of ten; step 0 has no place on it."""
+    low, high = math.log10(next(step for step in steps if step > 0)), math.log10(steps[-1])
+    ticks = [10**power for power in range(math.ceil(low), math.floor(high) + 1)]
+    figure.update_xaxes(
+        type="log",
+        range=[low - 0.01 * (high - low), high + 0.01 * (high - low)],
+        tickvals=ticks,
+        ticktext=[short_count(tick) for tick in ticks],
+        title_text="training step, on a logarithmic axis",
+    )
+    if steps[0] == 0:
+        notes = [*figure.layout.meta["notes"], "Step 0 has no place on a logarithmic axis."]
+        figure.update_layout(meta={**figure.layout.meta, "notes": notes})
 
 
 def _heads(read: Folder) -> Section:

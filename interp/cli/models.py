@@ -1,0 +1,78 @@
+"""Verbs about one model as a whole: its shapes, the proof of its hooks, its export."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interp.cli.app import app
+from interp.cli.options import (
+    Backend,
+    Device,
+    Dtype,
+    Format,
+    Model,
+    Out,
+    Seed,
+    check_flags,
+    load_named_model,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command()
+def info(
+    model: Model, backend: Backend = "native", device: Device = "cpu", dtype: Dtype = "float32"
+) -> None:
+    """A model's shapes, its parameters by part, and its KV cache."""
+    loaded = load_named_model(model, device, backend, dtype)
+    from interp.views.info import describe
+
+    for line in describe(loaded):
+        typer.echo(line)
+
+
+@app.command()
+def doctor(
+    model: Model,
+    backend: Backend = "native",
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    out: Out = None,
+    output: Format = "table",
+) -> None:
+    """Check the identities of a model's hooks; exit code 1 where one fails."""
+    check_flags(None, None, None, out)
+    loaded = load_named_model(model, device, backend, dtype)
+    from interp.doctor import doctor as examine
+    from interp.views.terminal import print_diagnosis
+
+    diagnosis = examine(loaded, seed=seed)
+    written = [] if out is None else diagnosis.save(out)
+    if output == "csv":
+        typer.echo(diagnosis.table.to_csv(index=False), nl=False)
+    elif output == "json":
+        typer.echo(diagnosis.to_json())
+    else:
+        print_diagnosis(diagnosis)
+        if written:
+            typer.echo(f"written: {', '.join(map(str, written))}", err=True)
+    if not diagnosis.healthy:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(help="new folder for the Hugging Face model")],
+) -> None:
+    """Write a model of GPT-2 or Llama shape as a Hugging Face folder."""
+    loaded = load_named_model(model, "cpu")
+    from interp.models.pretrained import save_pretrained
+    from interp.models.transformer import Transformer
+
+    assert isinstance(loaded, Transformer)  # the native backend
+    typer.echo(str(save_pretrained(loaded, folder)))
