@@ -955,6 +955,20 @@ def tokenizer_of(words):
     )
 
 
+def test_a_bridge_that_computes_something_else_is_refused():
+    # TransformerLens 4.3 does not read scale_attn_weights; log-probs would be off by a third.
+    given = hf_models.gpt2(scale_attn_weights=False)
+    with pytest.raises(ModelError, match=r"does not compute what transformers does: .* differ by"):
+        bridge_model(given, name="unscaled")
+
+
+def test_a_raw_bridge_can_be_ablated():
+    wrapped = bridge_model(hf_models.gpt2(), name="tiny")
+    tokens = hf_models.tokens(n_pos=9)
+    raw = interp.ablate(wrapped.bridge, tokens, heads="0.1")
+    assert raw.table.equals(interp.ablate(wrapped, tokens, heads="0.1").table)
+
+
 def test_text_goes_through_the_tokenizer_and_is_led_by_one_bos():
     hf, _ = bridged("llama")
     tokenizer = tokenizer_of(["a", "b", "c"])

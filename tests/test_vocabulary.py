@@ -268,11 +268,14 @@ SETTINGS = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
 def test_a_folders_tokenizer_is_read_quietly_and_without_the_network(
     files, tmp_path, no_network, silent
 ):
-    before = transformers.utils.logging.get_verbosity()
+    chatter = transformers.utils.logging
+    before = chatter.get_verbosity()
+    chatter.set_verbosity_info()
     known = load_pretrained_vocabulary(written(tmp_path / "m", **files))
+    assert chatter.get_verbosity() == logging.INFO
+    chatter.set_verbosity(before)
     assert len(known) == 263
     assert known.decode(known.encode("the é", prepend_bos=False)[0]) == "the é"
-    assert transformers.utils.logging.get_verbosity() == before
 
 
 def test_the_tokenizer_of_gpt2s_older_files_begins_with_its_token(tmp_path):

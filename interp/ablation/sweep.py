@@ -11,7 +11,7 @@ from torch import Tensor
 from interp.ablation.interventions import Head, ZeroHeads
 from interp.errors import AnalysisError
 from interp.measure import Inputs, sequences_at_once, token_inputs
-from interp.models.watch import HookedModel, looking_at
+from interp.models.watch import HookedModel, as_hooked, looking_at
 from interp.tables import HeadScores, head_label, parse_heads
 
 Metric = Callable[[Float[Tensor, "batch losses"]], Float[Tensor, " batch"]]
@@ -159,7 +159,7 @@ def ablate_each(
 
 
 def ablate(
-    model: HookedModel,
+    model: object,
     tokens: object,
     *,
     attention_mask: Tensor | None = None,
@@ -169,10 +169,13 @@ def ablate(
 ) -> HeadScores:
     """`ablate_each` on given tokens `[batch, pos]`, for all heads unless some are named.
 
-    Heads are pairs, or text such as `"5.1, 7.*"`.
+    `model` is ours or bridged, or a raw `TransformerBridge`. Heads are pairs, or text such as
+    `"5.1, 7.*"`.
 
-    Raises: as `ablate_each`; ShapeError for tokens that do not fit the model.
+    Raises: as `ablate_each`; ShapeError for tokens that do not fit the model; ModelError for what
+    is no such model.
     """
+    model = as_hooked(model)
     every = [(i, j) for i in range(model.cfg.n_layers) for j in range(model.cfg.n_heads)]
     return ablate_each(
         model,

@@ -390,6 +390,7 @@ def _bridged(
         raise ModelError(f"TransformerLens has no adapter for {architecture}{hint}")
     own.set_attn_implementation("eager")  # type: ignore[operator]
     own.eval()
+    before = _probe_log_probs(own)
     try:
         with warnings.catch_warnings():
             # About aliases it could not place; the hooks are checked one by one afterwards.
@@ -400,7 +401,45 @@ def _bridged(
     except (AttributeError, KeyError, NotImplementedError, RuntimeError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise ModelError(f"TransformerLens cannot bridge {architecture}: {reason}") from error
-    return BridgedModel(bridge, vocabulary=vocabulary, source=source)
+    model = BridgedModel(bridge, vocabulary=vocabulary, source=source)
+    if before is not None:
+        _check_unchanged(model, before)
+    return model
+
+
+def _probe_tokens(n_tokens: int, device: torch.device | str) -> Int[Tensor, "1 pos"]:
+    return torch.arange(8, device=device)[None] % n_tokens
+
+
+def _probe_log_probs(own: nn.Module) -> Float[Tensor, "1 pos d_vocab"] | None:
+    """What a model of `transformers` says of a few tokens; None for what does not read tokens."""
+    embedding = own.get_input_embeddings()  # type: ignore[operator]
+    if not isinstance(embedding, nn.Embedding) or own.config.is_encoder_decoder:  # type: ignore[union-attr]
+        return None
+    tokens = _probe_tokens(embedding.num_embeddings, embedding.weight.device)
+    with torch.no_grad():
+        logits = getattr(own(input_ids=tokens), "logits", None)
+    return None if logits is None else logits.float().log_softmax(-1)
+
+
+def _check_unchanged(model: BridgedModel, before: Float[Tensor, "1 pos d_vocab"]) -> None:
+    """Refuse a bridge that computes something else than the model it was made of.
+
+    TransformerLens computes some attention by itself, and a setting that it does not read, such as
+    GPT-2's `scale_attn_weights` (4.3), changes the numbers in silence. The bound is half the digits
+    of the dtype: the order of the sums may differ, their terms may not.
+
+    Raises: ModelError with the largest difference.
+    """
+    with looking_at(model):
+        logits = model(_probe_tokens(model.cfg.d_vocab, model.cfg.device))
+    assert isinstance(logits, Tensor)
+    gap = (logits.float().log_softmax(-1) - before).abs().max().item()
+    if not gap <= torch.finfo(model.cfg.dtype).eps ** 0.5:
+        raise ModelError(
+            f"TransformerLens's bridge of {model.model_name} does not compute what transformers "
+            f"does: their log-probs differ by {gap:.2g}; it may ignore one of the config's settings"
+        )
 
 
 def _vocabulary(tokenizer: object | None) -> Vocabulary | None:
