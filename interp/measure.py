@@ -374,10 +374,6 @@ def null_values(
     return values
 
 
-def _uniform(model: HookedModel, batch: TokenBatch) -> LayerAttention:
-    return uniform_attention(real_tokens(batch), model.cfg.n_heads, model.cfg.attention_dir)
-
-
 def real_tokens(batch: TokenBatch) -> Bool[Tensor, "batch pos"]:
     """Where a batch holds real tokens."""
     if batch.key_mask is None:
