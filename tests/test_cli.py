@@ -451,6 +451,7 @@ BLOCK_1_OR_2 = (
     ("words", "message"),
     [
         ("induction ./nowhere", "no model './nowhere': no such file or folder"),
+        ("export run out", "no model type that transformers knows has this shape: gpt2 has no "),
         ("induction run@7", "run has no checkpoint '7'; its steps: 0, 2, 3"),
         ("induction run --block 1", f"--block 1 {BLOCK_1_OR_2}"),
         ("induction run --block 2", f"--block 2 {BLOCK_1_OR_2}"),

@@ -11,12 +11,15 @@ from hf_models import fault, gap, log_probs, tokens
 from safetensors.torch import load_file
 from tiny_models import perturbed, tiny_config
 from torch import nn
+from typer.testing import CliRunner
 
 import interp.models.pretrained
+from interp.cli import app
 from interp.data.pretrained_tokenizer import PretrainedVocabulary
 from interp.data.tokenizer import BytePairVocabulary
 from interp.models.hf_config import model_config
 from interp.models.hf_families import hf_config
+from interp.models.loading import load_model
 from interp.models.pretrained import hf_weights, native_weights, save_pretrained
 from interp.models.transformer import Transformer
 from interp.models.weights import model_with_weights, stored_weights
@@ -357,3 +360,13 @@ def test_log_probs_agree_with_a_raw_and_a_processed_bridge(name, tmp_path):
     ours.blocks[1].attn.v_proj.weight[3, 5] += 1e-2
     for bridge in (raw, processed):
         assert gap(log_probs(bridge(tokens())), log_probs(ours(tokens()))) > PARITY
+
+
+def test_the_command_writes_a_hugging_face_folder_that_reads_back_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_pretrained(exported(), tmp_path / "first")
+    result = CliRunner().invoke(app, ["export", "first", "second"])
+    assert (result.exit_code, result.stdout) == (0, "second\n"), result.stderr
+    first, second = (stored_weights(load_model(name)) for name in ("first", "second"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
