@@ -44,12 +44,8 @@ class ReadsTokens:
                     "pads them, and returns the attention_mask"
                 )
             return tokens
-        return checked_tokens(
-            text,
-            vocabulary=self.vocabulary,
-            d_vocab=self.cfg.d_vocab,
-            device=torch.device(self.cfg.device),
-        )
+        cfg = self.cfg
+        return checked_tokens(text, d_vocab=cfg.d_vocab, device=torch.device(cfg.device))
 
     def tokenize(
         self,
@@ -94,18 +90,12 @@ class ReadsTokens:
 
 
 def checked_tokens(
-    tokens: object, *, vocabulary: Vocabulary | None, d_vocab: int, device: torch.device
+    tokens: object, *, d_vocab: int, device: torch.device
 ) -> Int[Tensor, "batch pos"]:
-    """Token ids `[batch, pos]` on the device, from ids or from text that `vocabulary` encodes.
+    """Token ids `[batch, pos]` on the device.
 
-    Raises: ModelError for text without a vocabulary; ShapeError for ids that do not fit.
+    Raises: ShapeError for ids that do not fit.
     """
-    if isinstance(tokens, str) or (
-        isinstance(tokens, Sequence) and tokens and isinstance(tokens[0], str)
-    ):
-        if vocabulary is None:
-            raise ModelError("this model has no tokenizer: give token ids, not text")
-        tokens = vocabulary.encode(tokens)
     ids = token_array(tokens).to(device)
     if ids.numel() == 0:
         raise ShapeError("the prompt is empty: at least one token is needed")

@@ -5,7 +5,7 @@ unknown hook names are refused, positions are sliced on every hook, and temporar
 a user's own hooks away. This is the one module that imports transformer_lens at its top.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,10 +22,10 @@ from interp.errors import ModelError, ShapeError
 from interp.models.block import Block
 from interp.models.hooks import HookName, NamesFilter, kept_copy, matching_hooks
 from interp.models.hub import Source
-from interp.models.inputs import checked_key_mask, checked_tokens
+from interp.models.inputs import ReadsTokens, checked_key_mask
 from interp.models.layers import Rotary, bias_of, hook_point, norm
 from interp.models.losses import mean_loss, next_token_losses
-from interp.models.vocabulary import PaddingSide, Vocabulary, is_text, padded_texts
+from interp.models.vocabulary import Vocabulary, is_text
 
 ReturnType = Literal["logits", "loss", "both"] | None
 
@@ -75,7 +75,7 @@ class HeadCache(ActivationCache):
         return HeadCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
 
 
-class Transformer(HookedRootModule):
+class Transformer(ReadsTokens, HookedRootModule):
     """A decoder-only transformer with TransformerLens hook names, in eval mode until trained.
 
     `seed` fixes the weights without touching the caller's random state; None draws none, for a
@@ -266,75 +266,6 @@ class Transformer(HookedRootModule):
         return self.hook_pos_embed(placed.expand(batch, -1, -1).clone())
 
     # --- tokens -----------------------------------------------------------------------------
-
-    def to_tokens(
-        self, text: object, *, prepend_bos: bool | None = None
-    ) -> Int[Tensor, "batch pos"]:
-        """Token ids `[batch, pos]` on the model's device, from ids or text.
-
-        Ids are taken exactly as given. Text is encoded by the model's vocabulary, which puts
-        exactly one BOS in front where it has one, and none with `prepend_bos=False`. Texts of
-        different lengths need `tokenize`, which returns the mask of their padding too.
-
-        Raises: ModelError for text without a vocabulary, or `prepend_bos=True` without a BOS;
-        ShapeError for ids that do not fit.
-        """
-        if is_text(text):
-            tokens, mask = self.tokenize(text, prepend_bos=prepend_bos)
-            if not bool(mask.all()):
-                lengths = mask.sum(dim=1)
-                raise ShapeError(
-                    f"the texts have {lengths.min()} to {lengths.max()} tokens: tokenize(texts) "
-                    "pads them, and returns the attention_mask"
-                )
-            return tokens
-        return checked_tokens(
-            text,
-            vocabulary=self.vocabulary,
-            d_vocab=self.config.d_vocab,
-            device=self.embed.weight.device,
-        )
-
-    def tokenize(
-        self,
-        texts: str | Sequence[str],
-        *,
-        prepend_bos: bool | None = None,
-        padding_side: PaddingSide | None = None,
-    ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
-        """Texts of any length as ids, and the `attention_mask` that is True on their tokens.
-
-        The mask follows from the lengths, so that a BOS or a separator whose id pads elsewhere is
-        seen. `padding_side` is the tokenizer's own unless given.
-
-        Raises: as `to_tokens`; ShapeError for a text without tokens.
-        """
-        tokens, mask = padded_texts(
-            texts, self.vocabulary, prepend_bos=prepend_bos, padding_side=padding_side
-        )
-        return self.to_tokens(tokens), mask.to(self.embed.weight.device)
-
-    def to_str_tokens(self, text: object, *, prepend_bos: bool | None = None) -> list[str]:
-        """What each token of one text, or each id of one sequence, stands for.
-
-        Raises: as `to_tokens`; ShapeError for several sequences.
-        """
-        ids = self.to_tokens(text, prepend_bos=prepend_bos)
-        if len(ids) != 1:
-            raise ShapeError(f"to_str_tokens takes one sequence, got {len(ids)}")
-        return self._known_vocabulary().token_texts(ids[0].tolist())
-
-    def to_single_token(self, text: str) -> int:
-        """The id of a text that is one token.
-
-        Raises: ModelError where the text is not one token.
-        """
-        return self._known_vocabulary().single_token(text)
-
-    def _known_vocabulary(self) -> Vocabulary:
-        if self.vocabulary is None:
-            raise ModelError("this model has no tokenizer: give token ids, not text")
-        return self.vocabulary
 
     def tokens_to_residual_directions(self, tokens: object) -> Float[Tensor, "*tokens d_model"]:
         """The unembedding direction of each token, without the final norm's gain."""
