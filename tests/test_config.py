@@ -436,7 +436,7 @@ def test_a_folder_is_no_config(tmp_path):
 
 
 def test_every_config_of_the_repository_loads():
-    configs = sorted((Path(interp.config.__file__).parents[1] / "configs").glob("*.toml"))
+    configs = sorted((Path(interp.config.__file__).parents[2] / "configs").glob("*.toml"))
     assert configs
     for path in configs:
         assert isinstance(load_config(path).model, ModelConfig)
