@@ -28,7 +28,7 @@ from interp.ablation.sweep import ablate_together, mean_token_loss, sequence_met
 from interp.config import RunConfig, config_tables, explain
 from interp.data.stream import open_stream
 from interp.errors import ConfigError
-from interp.measure import Inputs, token_inputs
+from interp.inputs import Inputs, token_inputs
 from interp.models.loading import load_model, torch_device
 from interp.models.transformer import Transformer
 from interp.tables import head_label, strict_json, versions, write_text

@@ -4,56 +4,36 @@ Means are over independent sequences, in float64 and in the order of the sequenc
 tokens and the caller's random state are left as they were.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp import registry
-from interp.data.corpus import read_text
-from interp.data.repeated import (
-    TokenBatch,
-    induction_targets,
-    repeated_tokens,
-    unrepeated_tokens,
-)
-from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.models.vocabulary import is_text, padded_texts, token_array
-from interp.models.watch import (
-    HookedModel,
-    LayerAttention,
-    as_hooked,
-    uniform_attention,
-    watch_attention,
-)
+from interp.data.drawing import REPEATED
+from interp.data.repeated import TokenBatch
+from interp.errors import AnalysisError
+from interp.evidence import head_table, select_heads, sequence_statistics
+from interp.inputs import Inputs, random_inputs, token_inputs, without_bos
+from interp.models.layer_attention import LayerAttention, uniform_attention
+from interp.models.watch import HookedModel, as_hooked, layer_window, watch_attention
+from interp.registry import Analysis
 from interp.tables import HeadScores, head_label
+from interp.text_inputs import corpus_inputs
 
-DEFAULT_BLOCKS = (8, 12, 16, 20, 25, 32, 50)
+Columns = dict[str, Float[np.ndarray, "layer sequence n_heads *own"]]
+"""What an analysis returned for each layer, sequence and head, by column."""
+
 CHUNK = 16
 """Sequences in a forward pass, where they are small; only memory depends on it."""
 
 PASS_NUMBERS = 2**27
 """Numbers in the logits and one layer's pattern of a forward pass: half a gigabyte in float32, and
 softmax and loss hold as much again."""
-
-TEXT_WIDTH = 512
-"""Tokens in a window of text at most. One layer's pattern at a context of 8,192 would be a hundred
-gigabytes for some models, and the in-context-learning score is published for 512."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The sequences an analysis runs on, those of its null, and how to say what they are."""
-
-    batches: Sequence[TokenBatch]
-    unrepeated: Sequence[TokenBatch]
-    description: str
-    params: dict[str, object]
 
 
 def analyze(
@@ -64,212 +44,154 @@ def analyze(
     attention_mask: Tensor | None = None,
     seed: int = 0,
     blocks: Sequence[int] | None = None,
-    batch: int = 8,
+    batch: int | None = None,
     prepend_bos: bool | None = None,
+    corpus: str | None = None,
+    length: int | None = None,
+    sequences: int | None = None,
+    exclude_bos: bool = False,
+    **parameters: object,
 ) -> HeadScores:
     """A table of every head's score, with its standard error, null and n.
 
-    Without `tokens` the inputs are repeated random tokens: `batch` sequences of each block length
-    in `blocks`, by default several that fit the model, since a head with one fixed offset would
-    score on a single length. `tokens` are ids `[batch, pos]`, taken exactly as given, or text where
-    the model has a vocabulary; their induction target follows the latest earlier copy. Random
-    tokens and texts are led by BOS where the model expects one, unless `prepend_bos` says
-    otherwise.
+    Without `tokens` the inputs are the random tokens that the analysis is defined on: `batch`
+    sequences of each block length in `blocks`, by default several that fit the model, since a head
+    with one fixed offset would score on a single length. `tokens` are ids `[batch, pos]`, taken
+    exactly as given, or text where the model has a vocabulary; their induction target follows the
+    latest earlier copy. Random tokens and texts are led by BOS where the model expects one, unless
+    `prepend_bos` says otherwise. `corpus` takes windows of text instead, as `corpus_inputs` does:
+    `sequences` of `length` tokens. With `exclude_bos` the BOS tokens, wherever they are, count
+    neither as queries nor as keys, though heads attend to them. `parameters` are the analysis's
+    own, such as `effect=0.2`.
 
-    Raises: AnalysisError for an unknown name, a block that does not fit, tokens in which the
-    measure is not defined, or `prepend_bos` where there is no BOS or there are ids; ShapeError for
-    tokens that do not fit the model; ModelError for text without a vocabulary, or a model that has
-    no hooks.
+    Raises: AnalysisError for an unknown name or parameter, a block that does not fit, tokens in
+    which the measure is not defined, or `prepend_bos` where there is no BOS or there are ids;
+    ShapeError for tokens that do not fit the model; ModelError for text without a vocabulary, or a
+    model that has no hooks.
     """
+    analysis = registry.get(name).with_params(parameters)
     model = as_hooked(model)
-    if tokens is not None and blocks is not None:
-        raise AnalysisError("tokens or blocks: one source of tokens at a time")
+    if sum(given is not None for given in (tokens, blocks, corpus)) > 1:
+        raise AnalysisError("tokens, blocks or corpus: one source of tokens at a time")
+    if corpus is None and not (length is None and sequences is None):
+        raise AnalysisError("length and sequences belong to a corpus, and none was given")
     if tokens is None and attention_mask is not None:
         raise AnalysisError("an attention_mask belongs to tokens, and none were given")
-    if tokens is None:
-        inputs = repeated_inputs(model, blocks, batch, seed, prepend_bos)
+    if corpus is not None:
+        inputs = corpus_inputs(model, corpus, length, prepend_bos, sequences=sequences, seed=seed)
+    elif tokens is None:
+        inputs = random_inputs(
+            model, blocks, batch, seed, prepend_bos, analysis.drawing or REPEATED
+        )
     else:
         inputs = token_inputs(model, tokens, attention_mask, prepend_bos)
-    return score_heads(model, name, inputs, seed=seed)
+    if exclude_bos:
+        inputs = without_bos(model, inputs)
+    return score_heads(model, analysis, inputs, seed=seed)
 
 
-def score_heads(model: HookedModel, name: str, inputs: Inputs, *, seed: int = 0) -> HeadScores:
+def score_heads(
+    model: HookedModel, analysis: Analysis, inputs: Inputs, *, seed: int = 0
+) -> HeadScores:
     """`analyze` on inputs that are already made.
 
-    Raises: AnalysisError for an unknown name, or inputs in which the measure is not defined.
+    Raises: AnalysisError for inputs in which the measure is not defined.
     """
-    analysis = registry.get(name)
-    values = measure(model, [analysis], inputs.batches)
-    null = null_values(model, [analysis], inputs)
-    table = head_table(values.pop(analysis.score), null[analysis.score], analysis.score)
-    for column, own in values.items():
-        table[column] = sequence_statistics(own)[0].ravel()
-    if table[analysis.score].isna().all():
+    (scores,) = score_together(model, [analysis], inputs, seed=seed)
+    return scores
+
+
+def score_together(
+    model: HookedModel,
+    analyses: Sequence[Analysis],
+    inputs: Inputs,
+    *,
+    seed: int = 0,
+    refused: dict[str, str] | None = None,
+) -> list[HeadScores]:
+    """The scores of several analyses on the same inputs, by one pass over them.
+
+    With `refused` an analysis that is not defined on these inputs is left out, and its reason is
+    put there under its name.
+
+    Raises: AnalysisError for inputs in which one of them is not defined, without `refused`.
+    """
+    values = measure(model, analyses, inputs.batches, refused)
+    able = [analysis for analysis in analyses if analysis.name not in (refused or {})]
+    nulls = null_values(model, able, inputs, values)
+    scores = []
+    for analysis in able:
+        columns, null = values[analysis.name], nulls[analysis.name]
+        try:
+            scores.append(_scores(model, analysis, inputs, columns, null, seed))
+        except AnalysisError as error:
+            if refused is None:
+                raise
+            refused[analysis.name] = str(error)
+    return scores
+
+
+def _scores(
+    model: HookedModel,
+    analysis: Analysis,
+    inputs: Inputs,
+    columns: Columns,
+    null: Float[np.ndarray, "layer null_sequence n_heads"],
+    seed: int,
+) -> HeadScores:
+    documents = sequence_documents(inputs.batches)
+    score = analysis.score
+    table = head_table(columns[score], null, score, documents)
+    if table[score].isna().all():
         raise AnalysisError(
-            f"{name} is not measurable on these tokens: {inputs.description} has no query it "
-            "applies to"
+            f"{analysis.name} is not measurable on these tokens: {inputs.description} has no query "
+            "it applies to"
         )
-    best = table.loc[table[analysis.score].idxmax()]
+    best = table.loc[table[score].idxmax()]
+    summary: dict[str, object] = {
+        "best": float(best[score]),
+        "best_head": head_label(int(best["layer"]), int(best["head"])),
+        "largest_null": float(table[f"{score}_null"].max()),
+    }
+    if analysis.noun is not None:
+        effect = float(str(analysis.params["effect"]))
+        select_heads(table, columns[score], null, documents, score, effect)
+        summary["selected"] = int(table["selected"].sum())
+    for column, own in columns.items():
+        if column not in (score, f"{score}_null") and own.ndim == 3:
+            table[column] = sequence_statistics(own, documents)[0].ravel()
+    if analysis.finish is not None:
+        found = registry.Found(columns, analysis.params, token_text(model))
+        made, figures = analysis.finish(found)
+        for column, grid in made.items():
+            table[column] = [value for row in grid for value in row]
+        summary |= figures
     return HeadScores(
         table=table,
-        score=analysis.score,
+        score=score,
         unit=analysis.unit,
-        analysis=name,
+        analysis=analysis.name,
         model=model.cfg.model_name,
-        params={**inputs.params, "null": analysis.null},
+        params={**inputs.params, **analysis.params, **_called(analysis), "null": analysis.null},
         inputs=inputs.description,
         seed=seed,
-        summary={
-            "best": float(best[analysis.score]),
-            "best_head": head_label(int(best["layer"]), int(best["head"])),
-            "largest_null": float(table[f"{analysis.score}_null"].max()),
-        },
+        summary=summary,
     )
 
 
-def repeated_inputs(
-    model: HookedModel,
-    blocks: Sequence[int] | None,
-    batch: int,
-    seed: int,
-    prepend_bos: bool | None = None,
-) -> Inputs:
-    """Repeated random tokens of several block lengths, and their unrepeated null."""
-    bos = leading_bos(model, prepend_bos)
-    d_vocab, excluded = random_ids(model)
-    room = (model.cfg.n_ctx - (bos is not None)) // 2
-    usable = min(room, d_vocab - len(excluded | ({bos} if bos is not None else set())))
-    if blocks is None:
-        blocks = [block for block in DEFAULT_BLOCKS if block <= usable] or [usable]
-    for block in blocks:
-        if block > room:
-            raise AnalysisError(
-                f"block = {block}: twice that is longer than n_ctx = {model.cfg.n_ctx}; at most "
-                f"{room}"
-            )
-    if not blocks:
-        raise AnalysisError("blocks: at least one length is needed")
-    if batch < 1:
-        raise AnalysisError(f"batch = {batch}: at least one sequence is needed")
-
-    def draw(make: object) -> list[TokenBatch]:
-        assert callable(make)
-        return [
-            make(batch, block, d_vocab, seed=seed, bos=bos, excluded=excluded) for block in blocks
-        ]
-
-    lengths = ", ".join(map(str, blocks))
-    lead = f"[BOS = {bos}] + " if bos is not None else "no BOS, "
-    return Inputs(
-        draw(repeated_tokens),
-        draw(unrepeated_tokens),
-        f"{lead}blocks of {lengths} distinct random tokens twice, {batch} sequences of each",
-        {"blocks": list(blocks), "batch": batch, "bos": bos},
-    )
+def _called(analysis: Analysis) -> dict[str, object]:
+    return {} if analysis.noun is None else {"called": analysis.noun}
 
 
-def leading_bos(model: HookedModel, prepend_bos: bool | None = None) -> int | None:
-    """The id in front of random tokens and windows of text; None for none.
+def token_text(model: HookedModel) -> Callable[[int], str]:
+    """How an id is shown: its text where the model has a tokenizer, else the number."""
 
-    As the model expects it unless `prepend_bos` says otherwise: its tokenizer knows, or without
-    one its config, which may name an id that the tokenizer never puts in front.
+    def text(token: int) -> str:
+        if model.vocabulary is None:
+            return str(token)
+        return model.vocabulary.token_texts([token])[0]
 
-    Raises: AnalysisError for `prepend_bos=True` where neither has a BOS.
-    """
-    if prepend_bos is False:
-        return None
-    named = model.cfg.bos_token_id
-    if model.vocabulary is None:
-        bos = named
-    else:
-        bos = model.vocabulary.bos_token_id
-        if prepend_bos and bos is None:
-            bos = named
-    if prepend_bos and bos is None:
-        raise AnalysisError(
-            f"{model.cfg.model_name} has no BOS token to put in front: its tokens come without "
-            "unless prepend_bos or --bos asks for one"
-        )
-    return bos
-
-
-def token_inputs(
-    model: HookedModel,
-    tokens: object,
-    attention_mask: Tensor | None = None,
-    prepend_bos: bool | None = None,
-) -> Inputs:
-    """Given sequences; their null keeps the targets, over tokens that do not repeat."""
-    if is_text(tokens):
-        tokens, lengths = padded_texts(tokens, model.vocabulary, prepend_bos=prepend_bos)
-        if attention_mask is None and not bool(lengths.all()):
-            attention_mask = lengths
-    elif prepend_bos is not None:
-        raise AnalysisError(
-            "ids are taken exactly as given, with the BOS they have: prepend_bos and --bos are for "
-            "random tokens and text"
-        )
-    ids = token_array(tokens)
-    if ids.numel() == 0:
-        raise ShapeError("the tokens are empty")
-    if int(ids.min()) < 0 or int(ids.max()) >= model.cfg.d_vocab:
-        raise ShapeError(f"token ids should be within 0 and d_vocab - 1 = {model.cfg.d_vocab - 1}")
-    if ids.shape[1] > model.cfg.n_ctx:
-        raise ShapeError(f"sequence {ids.shape[1]} > n_ctx {model.cfg.n_ctx}")
-    if attention_mask is not None and attention_mask.shape != ids.shape:
-        raise ShapeError(
-            f"attention_mask {list(attention_mask.shape)} for tokens {list(ids.shape)}"
-        )
-    key_mask = None if attention_mask is None else attention_mask.bool()
-    given = TokenBatch(ids, induction_targets(ids, key_mask), key_mask)
-    return Inputs(
-        [given],
-        [_unrepeated_copy(given, model)],
-        f"{len(ids)} given sequences of {ids.shape[1]} tokens",
-        {"shape": list(ids.shape)},
-    )
-
-
-def text_inputs(
-    model: HookedModel, path: Path, width: int = TEXT_WIDTH, prepend_bos: bool | None = None
-) -> Inputs:
-    """A text file in windows of `width` tokens, fewer where `n_ctx` is; a shorter rest is not used.
-
-    Each window begins as a text of its own: led by BOS where the model expects one.
-
-    Raises: ConfigError for a file that is empty or not text; ModelError for a model without a
-    tokenizer; AnalysisError for a text shorter than two tokens, or `prepend_bos=True` without BOS.
-    """
-    text = read_text(path)
-    vocabulary = model.vocabulary
-    if vocabulary is None:
-        raise ModelError("this model has no tokenizer: give --tokens, not text")
-    bos = leading_bos(model, prepend_bos)
-    # An encoder's tokenizer puts more around a text than one token in front.
-    around = vocabulary.encode("")[0] if prepend_bos is None else [] if bos is None else [bos]
-    (ids,) = vocabulary.encode(text, prepend_bos=False)
-    if around and ids[:1] == around[:1]:
-        ids = ids[1:]  # the text begins with a BOS of its own
-    width = min(width, model.cfg.n_ctx, len(around) + len(ids))
-    taken = width - len(around)
-    if width < 2 or taken < 1:
-        raise AnalysisError(f"{path}: a text of {len(ids)} tokens says nothing of attention")
-    n_windows = len(ids) // taken
-    parts = np.asarray(ids[: n_windows * taken]).reshape(n_windows, taken)
-    front, behind = (
-        np.broadcast_to(np.asarray(own, dtype=parts.dtype), (n_windows, len(own)))
-        for own in (around[:1], around[1:])
-    )
-    inputs = token_inputs(model, np.concatenate((front, parts, behind), axis=1))
-    if len(around) > 1:
-        lead = f", each between the ids {around[0]} and {', '.join(map(str, around[1:]))}"
-    elif around:
-        lead = f", each led by BOS = {bos}"
-    else:
-        lead = "" if prepend_bos is None else ", no BOS"
-    description = f"{n_windows} windows of {width} tokens from {path.name}{lead}"
-    params = {**inputs.params, "text": path.name, "bos": bos}
-    return replace(inputs, description=description, params=params)
+    return text
 
 
 def sequences_at_once(model: HookedModel, n_pos: int) -> int:
@@ -279,139 +201,155 @@ def sequences_at_once(model: HookedModel, n_pos: int) -> int:
 
 
 def measure(
-    model: HookedModel, analyses: Collection[registry.Analysis], batches: Sequence[TokenBatch]
-) -> dict[str, Float[np.ndarray, "layer sequence n_heads"]]:
-    """Every column of the analyses, for each layer, sequence and head, by one pass.
+    model: HookedModel,
+    analyses: Collection[Analysis],
+    batches: Sequence[TokenBatch],
+    refused: dict[str, str] | None = None,
+) -> dict[str, Columns]:
+    """What each analysis returns for each layer, sequence and head, by one pass.
 
-    Raises: AnalysisError for an analysis whose first column is not its own name.
+    With `refused` an analysis that raises AnalysisError is left out, and its reason put there.
+
+    Raises: AnalysisError as an analysis does, or where its first column is not its own name.
     """
-    found: dict[str, list[list[np.ndarray]]] = {}
+    left_out = {} if refused is None else refused
+    found: dict[tuple[str, str], list[list[np.ndarray]]] = {}
     device = torch.device(str(model.cfg.device))
     for whole in batches:
-        for part in _chunks(whole, sequences_at_once(model, whole.tokens.shape[1])):
-            chunk = replace(part, tokens=part.tokens.to(device), targets=part.targets.to(device))
+        for chunk in _chunks(whole, sequences_at_once(model, whole.tokens.shape[1])):
+            there = chunk.each(lambda tensor: tensor.to(device))
 
-            def reduce(attention: LayerAttention, chunk: TokenBatch = chunk) -> dict[str, Tensor]:
-                columns: dict[str, Tensor] = {}
+            def reduce(
+                attention: LayerAttention, batch: TokenBatch = there
+            ) -> Mapping[Any, Tensor]:
+                reduced: dict[Any, Tensor] = {}
                 for analysis in analyses:
-                    columns |= _columns(analysis, attention, chunk)
-                return columns
+                    if analysis.name in left_out:
+                        continue
+                    try:
+                        columns = _columns(analysis, attention, batch)
+                    except AnalysisError as error:
+                        if refused is None:
+                            raise
+                        refused[analysis.name] = str(error)
+                    else:
+                        reduced |= {(analysis.name, name): own for name, own in columns.items()}
+                return reduced
 
-            layers = watch_attention(model, chunk.tokens, reduce, chunk.key_mask)
-            for column in layers[0]:
-                values = [layer[column].double().numpy() for layer in layers]
-                found.setdefault(column, []).append(values)
-    return {
-        name: np.stack([np.concatenate(layer) for layer in zip(*chunks, strict=True)])
-        for name, chunks in found.items()
-    }
+            layers = watch_attention(model, there.tokens, reduce, there.key_mask)
+            for key in layers[0]:
+                if key[0] not in left_out:
+                    values = [_numbers(layer[key]) for layer in layers]
+                    found.setdefault(key, []).append(values)
+    columns: dict[str, Columns] = {analysis.name: {} for analysis in analyses}
+    for (name, column), chunks in found.items():
+        if name in left_out:
+            continue
+        columns[name][column] = np.stack(
+            [np.concatenate(layer) for layer in zip(*chunks, strict=True)]
+        )
+    return columns
 
 
-def _columns(
-    analysis: registry.Analysis, attention: LayerAttention, batch: TokenBatch
-) -> dict[str, Tensor]:
-    columns = dict(analysis.measure(attention, batch))
+def head_values(
+    model: HookedModel, names: Collection[str], batches: Sequence[TokenBatch]
+) -> dict[str, Float[np.ndarray, "layer sequence n_heads"]]:
+    """The scores alone of the named analyses, by column, by one pass."""
+    analyses = [registry.get(name) for name in names]
+    found = measure(model, analyses, batches)
+    return {analysis.score: found[analysis.name][analysis.score] for analysis in analyses}
+
+
+def _numbers(value: Tensor) -> np.ndarray:
+    # What has further axes is for `finish`, and may be large.
+    return value.numpy() if value.ndim > 2 else value.double().numpy()
+
+
+def _columns(analysis: Analysis, attention: LayerAttention, batch: TokenBatch) -> dict[str, Tensor]:
+    if batch.counted is not None:
+        attention.key_mask = batch.counted
+    columns = dict(analysis.measure(attention, batch, **analysis.arguments))
     if next(iter(columns), None) != analysis.score:
         raise AnalysisError(
             f"{analysis.name} returned the columns {list(columns)}; the first has to be "
             f"{analysis.score!r}"
         )
+    table = {"layer", "head", "n", "selected"}
+    table |= {f"{analysis.score}_se", f"{analysis.score}_held_out"}
+    if taken := sorted(table & columns.keys()):
+        raise AnalysisError(
+            f"{analysis.name} returned the columns {taken}, which every table has: rename them"
+        )
+    for column, value in columns.items():
+        expected = (len(batch.tokens), attention.n_heads)
+        if not isinstance(value, Tensor) or value.shape[:2] != expected:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise AnalysisError(
+                f"{analysis.name} returned {shape} for {column!r}; it should be [batch, n_heads] = "
+                f"{list(expected)}"
+            )
     return columns
 
 
-def head_table(
-    values: Float[np.ndarray, "layer sequence n_heads"],
-    null: Float[np.ndarray, "layer null_sequence n_heads"],
-    score: str,
-) -> pd.DataFrame:
-    """One row for each head: mean, standard error over sequences, the null's mean, and n."""
-    n_layers, _, n_heads = values.shape
-    mean, standard_error, n = sequence_statistics(values)
-    layer, head = np.meshgrid(np.arange(n_layers), np.arange(n_heads), indexing="ij")
-    return pd.DataFrame(
-        {
-            "layer": layer.ravel(),
-            "head": head.ravel(),
-            score: mean.ravel(),
-            f"{score}_se": standard_error.ravel(),
-            f"{score}_null": sequence_statistics(null)[0].ravel(),
-            "n": n.ravel(),
-        }
+def sequence_documents(batches: Sequence[TokenBatch]) -> Int[np.ndarray, " sequence"]:
+    """The document of each sequence; a sequence without one is a document of its own."""
+    n_sequences = sum(len(batch.tokens) for batch in batches)
+    own = np.arange(n_sequences)
+    if all(batch.documents is None for batch in batches):
+        return own
+    return np.concatenate(
+        [batch.documents.cpu().numpy() for batch in batches if batch.documents is not None]
     )
 
 
-def sequence_statistics(
-    values: Float[np.ndarray, "layer sequence n_heads"],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, standard error and number over the sequences in which the measure is defined.
-
-    The standard error is NaN where fewer than two sequences count.
-    """
-    defined = ~np.isnan(values)
-    n = defined.sum(axis=1)
-    filled = np.where(defined, values, 0.0)
-    mean = filled.sum(axis=1) / np.where(n > 0, n, np.nan)
-    deviations = np.where(defined, values - mean[:, None], 0.0)
-    variance = (deviations**2).sum(axis=1) / np.where(n > 1, n - 1, np.nan)
-    return mean, np.sqrt(variance / np.where(n > 0, n, np.nan)), n
-
-
 def null_values(
-    model: HookedModel, analyses: Collection[registry.Analysis], inputs: Inputs
+    model: HookedModel,
+    analyses: Collection[Analysis],
+    inputs: Inputs,
+    values: Mapping[str, Columns],
 ) -> dict[str, Float[np.ndarray, "layer sequence n_heads"]]:
-    """What each analysis's score is where there is nothing to find, by one pass at most."""
+    """What each analysis's score is where there is nothing to find, by one pass at most.
+
+    `values` are what the analyses found: some tell their own null.
+    """
     unrepeated = [analysis for analysis in analyses if analysis.null == "unrepeated"]
-    values = measure(model, unrepeated, inputs.unrepeated) if unrepeated else {}
-    n_heads, direction = model.cfg.n_heads, model.cfg.attention_dir
+    found = measure(model, unrepeated, inputs.unrepeated) if unrepeated else {}
+    nulls = {analysis.name: found[analysis.name][analysis.score] for analysis in unrepeated}
+    uniform = [analysis for analysis in analyses if analysis.null == "uniform"]
+    nulls |= _uniform_values(model, uniform, inputs.batches)
     for analysis in analyses:
-        if analysis.null == "uniform":
-            even = [
-                _columns(analysis, uniform_attention(real_tokens(batch), n_heads, direction), batch)
-                for batch in inputs.batches
+        if analysis.null == "own":
+            own = f"{analysis.score}_null"
+            if own not in values[analysis.name]:
+                raise AnalysisError(f"{analysis.name} returned no column {own!r}, its null")
+            nulls[analysis.name] = values[analysis.name][own]
+    return nulls
+
+
+def _uniform_values(
+    model: HookedModel, analyses: Collection[Analysis], batches: Sequence[TokenBatch]
+) -> dict[str, Float[np.ndarray, "layer sequence n_heads"]]:
+    """The scores of heads that attend evenly to whatever their layer's mask allows."""
+    n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
+    windows = [layer_window(model, layer) for layer in range(n_layers)]
+    causal = model.cfg.attention_dir == "causal"
+    nulls = {}
+    for analysis in analyses:
+        by_window = {}
+        for window in dict.fromkeys(windows):
+            parts = [
+                _columns(
+                    analysis, uniform_attention(batch.real, causal=causal, window=window), batch
+                )[analysis.score]
+                for batch in batches
             ]
-            flat = torch.cat([columns[analysis.score] for columns in even]).double().numpy()
-            values[analysis.score] = np.broadcast_to(flat, (model.cfg.n_layers, *flat.shape))
-    return values
-
-
-def real_tokens(batch: TokenBatch) -> Bool[Tensor, "batch pos"]:
-    """Where a batch holds real tokens."""
-    if batch.key_mask is None:
-        return torch.ones_like(batch.tokens, dtype=torch.bool)
-    return batch.key_mask
+            by_window[window] = torch.cat(parts).double().numpy()
+        layers = np.stack([by_window[window] for window in windows])
+        nulls[analysis.name] = np.broadcast_to(layers, (*layers.shape[:2], n_heads))
+    return nulls
 
 
 def _chunks(batch: TokenBatch, size: int) -> list[TokenBatch]:
-    masks = [None] * len(batch.tokens) if batch.key_mask is None else batch.key_mask.split(size)
-    return [
-        replace(batch, tokens=tokens, targets=targets, key_mask=mask)
-        for tokens, targets, mask in zip(
-            batch.tokens.split(size), batch.targets.split(size), masks, strict=False
-        )
-    ]
-
-
-def _unrepeated_copy(batch: TokenBatch, model: HookedModel) -> TokenBatch:
-    """The same targets over tokens that do not repeat, as far as the vocabulary reaches."""
-    rng = np.random.default_rng([0, 3])
-    n_pos, bos = batch.tokens.shape[1], model.cfg.bos_token_id
-    d_vocab, excluded = random_ids(model)
-    kept = [*excluded, *([] if bos is None else [bos])]
-    choices = np.setdiff1d(np.arange(d_vocab), kept)
-    rounds = -(-n_pos // len(choices))
-    rows = [
-        np.concatenate([rng.permutation(choices) for _ in range(rounds)])[:n_pos]
-        for _ in range(len(batch.tokens))
-    ]
-    tokens = torch.from_numpy(np.stack(rows))
-    # A BOS or a separator stays where it was: a model without it at its place is another model.
-    fixed = torch.isin(batch.tokens, torch.tensor(kept, dtype=torch.long))
-    return replace(batch, tokens=batch.tokens.where(fixed, tokens))
-
-
-def random_ids(model: HookedModel) -> tuple[int, frozenset[int]]:
-    """How many ids have a token, and which of them no random block may hold."""
-    if model.vocabulary is None:
-        return model.cfg.d_vocab, frozenset()
-    # A padded embedding has rows without a token.
-    return min(model.cfg.d_vocab, len(model.vocabulary)), model.vocabulary.special_ids
+    starts = range(0, len(batch.tokens), size)
+    parts = [slice(start, start + size) for start in starts]
+    return [batch.each(itemgetter(part)) for part in parts]

@@ -20,7 +20,7 @@ from interp.ablation.sweep import (
     sequence_metric,
 )
 from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.measure import token_inputs
+from interp.inputs import token_inputs
 
 # Float32 sums in another order differ by about 1e-6 of activations of order 1.
 FLOAT32 = 1e-5

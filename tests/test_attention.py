@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from interp.models.attention import (
-    allowed_keys,
     attention_pattern,
     attention_scores,
     fused_attention,
@@ -19,6 +18,7 @@ from interp.models.attention import (
 )
 from interp.models.heads import GroupedAttention
 from interp.models.layers import Rotary, rotate
+from interp.models.masks import AttentionMask
 
 # One float32 sum of a few dozen products of order 1 errs by about 1e-6; ten times that is a fault.
 FLOAT32 = 1e-5
@@ -35,7 +35,9 @@ def qkv(
 def dense(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    scores = attention_scores(q, k, allowed_keys(q.shape[1], key_mask, CPU), scale)
+    scores = attention_scores(
+        q, k, AttentionMask(key_mask=key_mask).allowed(q.shape[1], k.shape[1], CPU), scale
+    )
     pattern = attention_pattern(scores)
     return scores, pattern, weighted_values(pattern, v)
 
@@ -83,7 +85,7 @@ def test_fused_attention_and_its_gradients_are_those_of_the_dense_path(n_key_val
         if path == "dense":
             z = dense(*leaves, scale=0.3, key_mask=key_mask)[2]
         else:
-            z = fused_attention(*leaves, scale=0.3, key_mask=key_mask)
+            z = fused_attention(*leaves, scale=0.3, mask=AttentionMask(key_mask=key_mask))[0]
         (z * weight).sum().backward()
         values.append(z)
         gradients.append([leaf.grad for leaf in leaves])
@@ -120,7 +122,9 @@ def test_scores_far_below_any_mask_constant_still_hide_the_future():
     uniform = torch.ones(4, 4).tril() / torch.arange(1.0, 5.0)[:, None]
     assert torch.equal(pattern[0, 0], uniform)
     assert torch.equal(z.flatten(), torch.tensor([0.0, 0.5, 1.0, 1.5]))
-    assert torch.equal(fused_attention(q, k, v, scale=1.0).flatten(), z.flatten())
+    assert torch.equal(
+        fused_attention(q, k, v, scale=1.0, mask=AttentionMask())[0].flatten(), z.flatten()
+    )
 
 
 def test_masked_by_cause_by_padding_and_by_both_hold_the_same_score():
@@ -159,7 +163,7 @@ def test_a_query_that_may_attend_to_nothing_reads_zero_with_finite_gradients(pat
         assert not pattern[1, :, 3:, :3].any()
         assert error(pattern[1, :, 3:].sum(-1), torch.ones(4, 2)) < FLOAT32
     else:
-        z = fused_attention(*leaves, scale=0.3, key_mask=key_mask)
+        z = fused_attention(*leaves, scale=0.3, mask=AttentionMask(key_mask=key_mask))[0]
     assert not z[1, :3].any()
     assert z[1, 3:].abs().min() > 0
     z.sum().backward()
@@ -170,7 +174,7 @@ def test_a_query_that_may_attend_to_nothing_reads_zero_with_finite_gradients(pat
 def test_dropout_in_training_keeps_empty_rows_at_zero_with_finite_gradients():
     leaves = [x.requires_grad_() for x in qkv(4, 2, n_pos=5, batch=1)]
     key_mask = torch.tensor([[False, False, False, True, True]])
-    z = fused_attention(*leaves, scale=0.3, key_mask=key_mask, dropout=0.5)
+    z = fused_attention(*leaves, scale=0.3, mask=AttentionMask(key_mask=key_mask), dropout=0.5)[0]
     assert not z[0, :3].any()
     z.sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
@@ -350,7 +354,9 @@ def test_smeared_keys_train_under_autocast_with_padding():
 
 
 def test_allowed_keys_are_not_later_and_not_padding():
-    allowed = allowed_keys(3, torch.tensor([[True, True, True], [False, True, True]]), CPU)
+    allowed = AttentionMask(
+        key_mask=torch.tensor([[True, True, True], [False, True, True]])
+    ).allowed(3, 3, CPU)
     wanted = np.array([[[1, 0, 0], [1, 1, 0], [1, 1, 1]], [[0, 0, 0], [0, 1, 0], [0, 1, 1]]])
     assert np.array_equal(allowed[:, 0].numpy(), wanted.astype(bool))
-    assert torch.equal(allowed_keys(3, None, CPU)[0, 0], torch.ones(3, 3).tril().bool())
+    assert torch.equal(AttentionMask().allowed(3, 3, CPU)[0, 0], torch.ones(3, 3).tril().bool())

@@ -14,13 +14,15 @@ import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
+from user_analyses import GOOD, one
 
 import interp
 from interp import registry
 from interp.ablation.sweep import ablate_each
 from interp.cli import app
 from interp.errors import AnalysisError
-from interp.measure import analyze, repeated_inputs
+from interp.inputs import random_inputs
+from interp.measure import analyze
 from interp.models.loading import load_model
 from interp.tables import HeadScores
 
@@ -64,6 +66,8 @@ TEXT_CONFIG = (
 )
 COMMANDS = ("induction", "previous-token", "sinks", "ablate")
 HELP_MODULES = "{'torch', 'numpy', 'pandas', 'plotly', 'transformer_lens', 'safetensors'}"
+TEXTS = {"token": str}
+"""Columns of text; a tiny model's tokens are shown as their ids."""
 runner = CliRunner()
 
 
@@ -121,6 +125,7 @@ def here(trained, tmp_path, monkeypatch):
     shutil.copytree(trained / "elsewhere" / "text", tmp_path / "text-run")
     for name in ("tiny.toml", "text.toml", "corpus.txt"):
         shutil.copy(trained / name, tmp_path / name)
+    (tmp_path / "nothing").mkdir()
     np.save("tokens.npy", np.arange(36).reshape(3, 12) % 5)
     return tmp_path
 
@@ -197,7 +202,7 @@ def expected_table(command):
     model = load_model("run")
     if command == "ablate":
         every = [(layer, head) for layer in range(2) for head in range(4)]
-        return ablate_each(model, repeated_inputs(model, None, 8, 0), every).table
+        return ablate_each(model, random_inputs(model, None, 8, 0), every).table
     return analyze(model, command).table
 
 
@@ -206,7 +211,8 @@ def test_csv_and_json_are_the_result_and_nothing_else(here, command):
     table = expected_table(command)
     printed = call(command, "run", "--format", "csv")
     assert printed.stderr == ""
-    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(printed.stdout)), table)
+    read = pd.read_csv(io.StringIO(printed.stdout), dtype=TEXTS)
+    pd.testing.assert_frame_equal(read, table)
     printed = call(command, "run", "--format", "json")
     assert printed.stderr == ""
 
@@ -225,14 +231,17 @@ def test_csv_and_json_are_the_result_and_nothing_else(here, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_table_has_the_strongest_head_first_and_says_what_it_is(here, command):
+def test_the_table_has_the_strongest_head_first_and_says_what_it_is(here, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "400")  # a number in a narrow column is folded
     printed = call(command, "run")
     assert printed.stderr == ""
     table = expected_table(command)
     column = table.columns[2]
     best = table.loc[table[column].idxmax()]
-    rows = [line.split("│")[1:4] for line in printed.stdout.splitlines() if "│" in line]
-    assert [float(cell) for cell in rows[0]] == pytest.approx(best[:3].tolist(), abs=5e-5)
+    rows = [line.split("│")[1:3] for line in printed.stdout.splitlines() if "│" in line]
+    first = next(row for row in rows if row[0].strip())
+    assert first[0].strip() == f"{int(best['layer'])}.{int(best['head'])}"
+    assert float(first[1]) == pytest.approx(best[column], abs=5e-5)
     name = {"ablate": "ablation"}.get(command, command)
     assert printed.stdout.startswith(f"{name} of run")
     unit = "nats" if command == "ablate" else "attention probability"
@@ -257,7 +266,7 @@ def test_out_gets_three_files_and_the_same_again(here, command):
     assert quiet.stderr == ""
     assert tree(here / "deep") == first
     assert quiet.stdout.encode() == first[f"er/{name}.json"]
-    pd.testing.assert_frame_equal(pd.read_csv(files[0]), expected_table(command))
+    pd.testing.assert_frame_equal(pd.read_csv(files[0], dtype=TEXTS), expected_table(command))
     assert HeadScores.load(Path(files[1])).analysis == name.replace("_", "-")
     page = first[f"er/{name}.html"].decode("utf-8")
     assert "<html" in page
@@ -316,7 +325,8 @@ def test_text_is_cut_into_windows(here):
 def test_blocks_and_batch_and_seed_are_those_asked_for(here):
     words = ["--block", "4,5", "--batch", "3", "--seed", "2", "--format", "json"]
     saved = json.loads(call("sinks", "run", *words).stdout)
-    assert saved["params"] == {"blocks": [4, 5], "batch": 3, "bos": 0, "null": "uniform"}
+    params = {"blocks": [4, 5], "batch": 3, "bos": 0, "null": "uniform"}
+    assert saved["params"].items() >= params.items()
     assert saved["seed"] == 2
     assert [row["n"] for row in saved["table"]] == [6] * 8
     assert call("induction", "run", "--block", "3").exit_code == 0
@@ -355,10 +365,183 @@ def test_results_and_runs_are_reported_by_their_folder(here):
     model = load_model("run")
     results = [analyze(model, name) for name in ("sinks", "induction")]
     page = interp.report(results, "made/by/hand.html").read_text("utf-8")
-    assert page.index("Sinks, run") < page.index("Induction, run")
+    assert page.index(">Sinks<") < page.index(">Induction<")
     with pytest.raises(AnalysisError, match="no results to report"):
         interp.report([], "made/empty.html")
     assert not Path("made/empty.html").exists()
+
+
+# --- all analyses, corpora, a user's own file ------------------------------------------------
+
+
+@pytest.fixture
+def mine(here, monkeypatch):
+    """A user's own file, forgotten afterwards."""
+    for name in registry.names():
+        registry.get(name)  # a module is run once
+    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    Path("mine.py").write_text(GOOD)
+    return Path("mine.py")
+
+
+def test_the_flags_of_an_analysis_are_its_parameters(here):
+    for name, description in registry.described().items():
+        text = call(name, "--help").stdout
+        for parameter in description.parameters:
+            assert parameter.flag in text, (name, parameter)
+    text = " ".join(call("induction", "--help").stdout.split())
+    assert re.search(r"--effect <float> how far above its null .* \[default: 0.1\]", text)
+    saved = json.loads(call("induction", "run", "--effect", "0.25", "--format", "json").stdout)
+    assert saved["params"]["effect"] == 0.25
+    table = analyze(load_model("run"), "induction", effect=0.25).table
+    pd.testing.assert_frame_equal(pd.DataFrame(saved["table"]), table)
+
+
+def test_a_corpus_is_read_in_windows_of_its_held_out_files(here):
+    words = ["--corpus", "docs", "--length", "12", "--sequences", "9", "--format", "json"]
+    for command in ("sinks", "ablate"):
+        saved = json.loads(call(command, "text-run", *words).stdout)
+        assert saved["inputs"].startswith("9 windows of 12 tokens from 9 documents of docs (held")
+        assert saved["params"].items() >= {"corpus": "docs", "documents": 9, "length": 12}.items()
+    again = call("ablate", "text-run", *words).stdout
+    assert json.loads(again) == saved
+    other = json.loads(call("ablate", "text-run", *words, "--seed", "1").stdout)
+    assert other["table"] != saved["table"]
+    text = ["--text", "corpus.txt", "--length", "8", "--sequences", "3", "--format", "json"]
+    saved = json.loads(call("sinks", "text-run", *text).stdout)
+    assert saved["params"]["shape"] == [3, 8]
+
+
+def joined(printed):
+    return pd.read_csv(io.StringIO(printed))
+
+
+def test_scores_are_those_of_each_analysis_alone(here):
+    printed = call("scores", "run", "--only", "induction,sinks", "--only", "entropy,sinks,")
+    lines = printed.stdout.splitlines()
+    for name in ("induction", "sinks", "entropy"):
+        assert sum(line.startswith(f"{name}: strongest ") for line in lines) == 1
+    assert re.fullmatch(r"3 analyses of 8 heads in \d+\.\d s\n", printed.stderr)
+    names = list(registry.names())
+    printed = call("scores", "run", "--format", "csv")
+    told = dict(re.findall(r"^left out: ([\w-]+): (.*)$", printed.stderr, re.MULTILINE))
+    table = joined(printed.stdout)
+    able = [name for name in names if name not in told]
+    assert {"induction", "sinks", "previous-token", "entropy"} <= set(able)
+    assert list(table) == ["layer", "head", *(name.replace("-", "_") for name in able)]
+    for name in able:
+        column = name.replace("-", "_")
+        alone = joined(call(name, "run", "--format", "csv").stdout)
+        assert np.allclose(table[column], alone[column], atol=1e-6), name
+    for name, reason in told.items():
+        assert refused(name, "run") == reason
+    printed = call("scores", "run", "--only", "sinks,induction", "--format", "json")
+    assert [one["analysis"] for one in json.loads(printed.stdout)] == ["sinks", "induction"]
+
+
+def test_scores_name_and_leave_out_what_given_tokens_do_not_allow(here):
+    np.save("plain.npy", np.stack([np.arange(12), np.arange(1, 13)]))
+    words = ["run", "--tokens", "plain.npy"]
+    printed = call("scores", *words, "--format", "csv")
+    told = dict(re.findall(r"^left out: ([\w-]+): (.*)$", printed.stderr, re.MULTILINE))
+    assert {"retrieval", "induction"} <= told.keys()
+    assert told["induction"].startswith("induction is not measurable on these tokens: 2 given")
+    table = joined(printed.stdout)
+    assert "induction" not in table
+    alone = joined(call("sinks", *words, "--format", "csv").stdout)
+    assert np.allclose(table["sinks"], alone["sinks"], atol=1e-6)
+    message = refused("scores", *words, "--only", "induction")
+    assert message.startswith("nothing could be measured: induction: induction is not measurable")
+
+
+def test_scores_take_one_pass_for_each_kind_of_tokens(here, monkeypatch):
+    from interp import measure
+
+    passes = []
+    watched = measure.watch_attention
+    monkeypatch.setattr(
+        measure, "watch_attention", lambda *given: passes.append(given) or watched(*given)
+    )
+    call("scores", "run", "--only", "sinks,entropy,distance", "--tokens", "tokens.npy")
+    assert len(passes) == 1
+    passes.clear()
+    # Their null is a pass of its own, one for both.
+    call("scores", "run", "--only", "sinks,induction,duplicate-token", "--tokens", "tokens.npy")
+    assert len(passes) == 2
+
+
+def test_out_of_scores_gets_every_table_and_one_page(here):
+    words = ["--only", "sinks,previous-token", "--out", "out"]
+    printed = call("scores", "run", *words)
+    files = ["sinks.csv", "sinks.json", "previous_token.csv", "previous_token.json", "scores.html"]
+    assert sorted(tree(here / "out")) == sorted(files)
+    assert printed.stderr.startswith(f"written: {', '.join(f'out/{name}' for name in files)}\n")
+    page = Path("out/scores.html").read_text("utf-8")
+    assert page.index(">Sinks<") < page.index(">Previous token<")
+    first = tree(here / "out")
+    call("scores", "run", *words, "--format", "json")
+    assert tree(here / "out") == first
+
+
+def test_a_users_own_file_gets_a_command_like_any_other(mine):
+    listed = call("list", "--from", "mine.py").stdout.splitlines()
+    assert "my-score         Attention some tokens back." in listed
+    assert "plain" in listed
+    text = " ".join(
+        re.sub("[│╭╮╰╯─]", " ", call("my-score", "--help", "--from=mine.py").stdout).split()
+    )
+    for words in (
+        "Attention some tokens back.",
+        "--offset <int> how far back [tokens] [default: 1]",
+        "--share <float> [default: 0.5]",
+        "--strict --no-strict",
+        "--from <path>",
+        "--corpus",
+    ):
+        assert words in text, words
+    words = ["my-score", "run", "--share", "1", "--no-strict", "--from", "mine.py"]
+    saved = json.loads(call(*words, "--format", "json").stdout)
+    own = {"offset": 1, "share": 1.0, "strict": False, "label": "x", "effect": 0.2}
+    assert saved["params"].items() >= own.items()
+    alone = joined(call("previous-token", "run", "--format", "csv").stdout)
+    column = pd.DataFrame(saved["table"])["my_score"]
+    assert np.allclose(column, alone["previous_token"], atol=1e-6)
+    call(*words, "--out", "out")
+    assert sorted(tree(Path("out"))) == ["my_score.csv", "my_score.html", "my_score.json"]
+    table = joined(call("scores", "run", "--from", "mine.py", "--format", "csv").stdout)
+    assert {"my_score", "plain", "sinks"} <= set(table)
+    assert refused("my-score", "run", "--from", "mine.py", "--offset", "x").startswith(
+        "Invalid value for '--offset': Input should be a valid integer"
+    )
+    message = refused("my-scor", "run", "--from", "mine.py")
+    assert message.startswith("No such command 'my-scor'. Did you mean 'my-score'")
+    assert refused("sinks", "run", "--from", "mine.py").startswith("No such option: --from")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(:\n", "mine.py: not a Python file: invalid syntax"),
+        ("x = 1\n", "mine.py: no function in it stands under @interp.analysis"),
+        (one("sinks"), "mine.py: there is an analysis 'sinks' already; rename this one"),
+        (one("train"), "mine.py: 'train' is a verb of interp already; rename this one"),
+        (one("scores"), "mine.py: 'scores' is a verb of interp already; rename this one"),
+        (one(keywords="offset: int"), "mine.py: the parameter 'offset' should be annotated as"),
+        (
+            one(keywords="seed: int = 3"),
+            "mine.py: the parameter 'seed' of my-score is the name of something that every",
+        ),
+        (one(top="import nowhere_at_all"), "mine.py: ModuleNotFoundError: No module named"),
+        (one(top="raise ValueError('two\\nlines')"), "mine.py: ValueError: two lines"),
+        (one(body="return attention.nothing"), "mine.py:7: AttributeError: "),
+        (one(body="return {'other': 1}"), "my-score returned the columns ['other']; the first"),
+        (one(), "my-score returned int for 'my_score'; it should be [batch, n_heads]"),
+    ],
+)
+def test_a_users_file_with_a_fault_is_one_line(mine, text, message):
+    mine.write_text(text)
+    assert refused("my-score", "run", "--from", "mine.py").startswith(message)
 
 
 # --- training -------------------------------------------------------------------------------
@@ -456,7 +639,7 @@ BLOCK_1_OR_2 = (
         ("induction run --block 1", f"--block 1 {BLOCK_1_OR_2}"),
         ("induction run --block 2", f"--block 2 {BLOCK_1_OR_2}"),
         ("induction run --block 8,2", f"--block 2 {BLOCK_1_OR_2}"),
-        ("induction run --block 8", "block = 8: twice that is longer than n_ctx = 16; at most 7"),
+        ("induction run --block 8", "block = 8: 16 tokens are longer than n_ctx = 16; at most 7"),
         ("induction run --block x", "--block x: one number, or several with commas between"),
         ("induction run --block -3", "--block -3: one number, or several with commas between"),
         ("induction run --block ,", "--block ,: one number, or several with commas between"),
@@ -480,6 +663,58 @@ BLOCK_1_OR_2 = (
             "sinks run --text corpus.txt --tokens tokens.npy",
             "--tokens and --text: one source of tokens at a time",
         ),
+        (
+            "scores run --text corpus.txt --corpus docs",
+            "--text and --corpus: one source of tokens at a time",
+        ),
+        (
+            "ablate run --corpus docs --block 4",
+            "--corpus and --block: one source of tokens at a time",
+        ),
+        ("sinks run --corpus none", "no corpus 'none': it should be stdlib or docs, or the path"),
+        ("sinks text-run --corpus configs", "no corpus 'configs': it should be stdlib or docs,"),
+        ("sinks text-run --corpus nothing", "nothing: no UTF-8 text file in this folder"),
+        ("sinks run --corpus corpus.txt", "this model has no tokenizer: give --tokens, not text"),
+        ("sinks text-run --corpus corpus.txt --length 17", "length = 17 is longer than n_ctx = 16"),
+        ("sinks text-run --text corpus.txt --length 17", "length = 17 is longer than n_ctx = 16"),
+        ("scores text-run --text corpus.txt --length 99", "length = 99 is longer than n_ctx = 16"),
+        ("sinks run --length 8", "--length is for windows of text: --text or --corpus"),
+        ("sinks run --sequences 8", "--sequences is for windows of text: --text or --corpus"),
+        (
+            "sinks run --tokens tokens.npy --batch 2",
+            "--tokens and --batch: that is the number of random sequences",
+        ),
+        (
+            "sinks text-run --corpus docs --length -5",
+            "Invalid value for '--length': Input should be gre",
+        ),
+        (
+            "sinks text-run --corpus docs --length 1",
+            "Invalid value for '--length': Input should be gre",
+        ),
+        (
+            "sinks text-run --corpus docs --length x",
+            "Invalid value for '--length': Input should be a v",
+        ),
+        (
+            "sinks text-run --corpus docs --sequences 0",
+            "Invalid value for '--sequences': Input should be",
+        ),
+        (
+            "induction run --effect x",
+            "Invalid value for '--effect': Input should be a valid number",
+        ),
+        ("induction run --effect nan", "--effect nan: not a number"),
+        ("induction run --efect 0.1", "No such option: --efect"),
+        ("scores run --only ,", "--only: no analysis was named"),
+        ("scores run --only sinks,inductoin", "no analysis 'inductoin'; did you mean 'induction'?"),
+        ("list --from none.py", "none.py: no such file"),
+        ("scores run --from none.py", "none.py: no such file"),
+        ("list --from corpus.txt", "corpus.txt: not a Python file: "),
+        ("list --from", "Option '--from' requires an argument."),
+        ("train tiny.toml --from none.py", "No such option: --from"),
+        ("ablate run --from none.py", "No such option: --from"),
+        ("my-score run", "No such command 'my-score'."),
         (
             "sinks run --block 3 --text corpus.txt",
             "--text and --block: one source of tokens at a time",

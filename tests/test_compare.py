@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from types import SimpleNamespace
+from typing import ClassVar
 
 import hf_models
 import numpy as np
@@ -18,13 +19,16 @@ import interp
 from interp import registry
 from interp.cli import app
 from interp.comparison import Comparison, compare
+from interp.comparison.inputs import shared_corpus
 from interp.comparison.result import rank_correlation
+from interp.data.corpus import HELD_OUT, read_corpus
 from interp.data.repeated import induction_targets
 from interp.data.tokenizer import BytePairVocabulary
-from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.measure import analyze
+from interp.errors import AnalysisError, ConfigError, ModelError, ShapeError
+from interp.measure import analyze, head_values, score_heads, sequence_documents
 from interp.models.transformer import Transformer
 from interp.tables import strict_json
+from interp.text_inputs import corpus_inputs, text_inputs
 from interp.views.compare_figures import HeadMap, head_maps
 from interp.views.compare_report import compare_page, findings, short_names
 from interp.views.page import Plot
@@ -32,7 +36,8 @@ from interp.views.report import comparison_page, write_report
 
 # Sums of a few float32 probabilities in another order.
 ROUNDING = 1e-6
-SCORES = ["induction", "previous_token", "sinks"]
+SCORES = ["duplicate_token", "induction", "previous_token", "sinks"]
+INDUCTION = SCORES.index("induction")
 NASTY = "<b>\"'&amp;</script><script>alert(1)</script>$x$%{z}"
 
 # --- models made by hand --------------------------------------------------------------------
@@ -42,7 +47,9 @@ class HandMade:
     """A model whose patterns are made by hand from the tokens: no weights, no arithmetic."""
 
     # What no analysis here asks for.
-    source = hook_dict = blocks = run_with_cache = None
+    source = run_with_cache = None
+    hook_dict: ClassVar = {}
+    blocks = (SimpleNamespace(attn=SimpleNamespace(window=None)),) * 4
 
     def to_tokens(self, text):
         raise AssertionError
@@ -155,16 +162,15 @@ def test_an_induction_head_stands_out_against_none():
     spread = found.distributions.set_index(["score", "model"])
     # A perfect induction head finds nothing where nothing repeats.
     assert spread.loc[("induction", "induces"), "largest_null"] == 0
-    assert spread.loc[("induction", "induces"), ["above_null", "share_above_null"]].tolist() == [
-        1,
-        0.5,
-    ]
-    assert spread.loc[("induction", "idle"), "above_null"] == 0
-    assert findings(found)[0] == (
-        "Induction: the strongest heads are induces L0H1 at 1 and idle L0H0 at 0; above the "
-        "largest head of the null lie 1 of 2 in induces and 0 of 2 in idle."
+    assert spread.loc[("induction", "induces"), ["selected", "share_selected"]].tolist() == [1, 0.5]
+    assert spread.loc[("induction", "idle"), "selected"] == 0
+    assert found.table["induction_selected"].tolist() == [False, True, False, False]
+    assert found.table["induction_held_out"].tolist() == [0, 1, 0, 0]
+    assert findings(found)[INDUCTION] == (
+        "Induction: the strongest heads are induces L0H1 at 1 and idle L0H0 at 0; "
+        "selected are 1 of 2 in induces and 0 of 2 in idle."
     )
-    assert "induction −1 ± 0 at L0H1" in findings(found)[3]
+    assert "induction −1 ± 0 at L0H1" in findings(found)[len(SCORES)]
 
 
 def test_permuted_heads_give_the_permuted_table_and_a_known_correlation():
@@ -212,13 +218,16 @@ def test_each_side_has_the_numbers_that_an_analysis_alone_gives_it():
     model = tiny("llama", bos_token_id=3)
     found = compare(model, tiny("llama", seed=1, bos_token_id=3), blocks=[4, 5], batch=3, seed=7)
     mine = found.heads_of("custom (A)")
-    for name in registry.names():
+    names = [score.replace("_", "-") for score in SCORES]
+    for name in names:
         alone = analyze(model, name, blocks=[4, 5], batch=3, seed=7).table
         score = registry.get(name).score
         for column, own in ((score, score), (f"{score}_se",) * 2, (f"{score}_null",) * 2):
             assert mine[column].tolist() == alone[own].tolist(), column
         assert mine[f"{score}_n"].tolist() == alone["n"].tolist()
-    assert found.units == {registry.get(n).score: registry.get(n).unit for n in registry.names()}
+        assert mine[f"{score}_selected"].tolist() == alone["selected"].tolist()
+        assert mine[f"{score}_held_out"].tolist() == alone[f"{score}_held_out"].tolist()
+    assert found.units == {registry.get(n).score: registry.get(n).unit for n in names}
 
 
 def test_all_analyses_share_one_pass_over_the_inputs_and_one_over_their_null():
@@ -271,14 +280,17 @@ def test_strongest_heads_are_ranked_and_ties_go_by_layer_and_head():
 
 
 def test_distributions_are_quantiles_over_heads():
-    weights = [[0.0, 0.1, 0.2, 0.3, 0.4]]
-    spread = compare(weighted(weights, name="a"), weighted(WEIGHTS, name="b")).distributions
+    weights = [[0.0, 0.05, 0.2, 0.3, 0.4]]
+    found = compare(weighted(weights, name="a"), weighted(WEIGHTS, name="b"))
+    spread = found.distributions
     row = spread.set_index(["score", "model"]).loc[("induction", "a")]
     assert row[["min", "q05", "q25", "median", "q75", "q95", "max"]].tolist() == pytest.approx(
-        [0.0, 0.02, 0.1, 0.2, 0.3, 0.38, 0.4], abs=ROUNDING
+        [0.0, 0.01, 0.05, 0.2, 0.3, 0.38, 0.4], abs=ROUNDING
     )
     assert row["heads"] == 5
-    assert row["above_null"] == 4
+    # Two heads are less than the effect above their null, which is nothing.
+    assert row["selected"] == 3
+    assert found.params["effect"]["induction"] == 0.1
 
 
 # --- what differs between the sides ---------------------------------------------------------
@@ -387,7 +399,7 @@ def test_a_text_through_one_tokenizer_is_paired_in_windows_that_fit_both(tmp_pat
     path, text = corpus(tmp_path)
     found = compare(reader(text, 260), reader(text, 260, seed=1, n_ctx=20), text=path)
     assert found.paired
-    assert found.params["width"] == 20
+    assert found.params["length"] == 20
     assert re.fullmatch(r"\d+ windows of 20 tokens from text.txt", found.inputs)
     assert found.differences[SCORES].abs().to_numpy().max() > 0
 
@@ -409,6 +421,125 @@ def test_a_text_through_two_tokenizers_is_not_paired_and_says_so(tmp_path):
     assert found.differences["sinks"].tolist() == pytest.approx(gap.tolist(), abs=1e-15)
     assert found.differences["sinks_se"].tolist() == pytest.approx(error.tolist(), abs=1e-15)
     assert any("own tokenizer" in line for line in caveats(found))
+
+
+def test_a_text_honours_length_and_sequences(tmp_path):
+    path, text = corpus(tmp_path)
+    small, large = reader(text, 258, name="small"), reader(text, 270, name="large")
+    found = compare(small, large, text=path, length=10, sequences=7)
+    assert found.inputs.startswith("small: 7 windows of 10 tokens from text.txt; large: 7 windows")
+    assert set(found.table["sinks_n"]) == {7}
+    assert found.params["length"] == 10
+    alone = text_inputs(small, path, 10, sequences=7)
+    expected = score_heads(small, registry.get("sinks"), alone).table
+    mine = found.heads_of("small")
+    assert mine["sinks"].tolist() == expected["sinks"].tolist()
+
+
+def test_a_text_shorter_than_a_window_is_one_of_the_same_width_for_both(tmp_path):
+    path, text = tmp_path / "short.txt", "the cat sat on the mat"
+    path.write_text(text)
+    letters = reader("zq" * 9, 258, name="letters")
+    words = reader(text * 20, 270, name="words")
+    found = compare(letters, words, text=path)
+    width = found.params["length"]
+    assert 2 <= width < 22
+    windows = re.findall(rf"(\d+) windows of {width} tokens from short.txt", found.inputs)
+    assert [int(n) for n in windows] == [22 // width, 1]
+
+
+def library(tmp_path):
+    """A folder of texts of very different lengths, and all of them together."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    texts = []
+    for number in range(60):
+        words = ("the cat", "a dog", f"sat on mat {number}", "and looked at the log")
+        texts.append(" ".join(words[(number * place) % 4] for place in range(3 + number % 9)))
+        (folder / f"{number:02}.txt").write_text(texts[-1])
+    return folder, " ".join(texts)
+
+
+def by_hand(model, texts, width):
+    """Windows of every text, by the tokenizer alone."""
+    encoded = [model.vocabulary.encode([text])[0] for text in texts]
+    return [
+        [ids[at : at + width] for at in range(0, len(ids) - width + 1, width)] for ids in encoded
+    ]
+
+
+def test_a_corpus_gives_both_models_the_same_documents_in_the_same_order(tmp_path):
+    folder, text = library(tmp_path)
+    letters = reader("zq" * 9, 258, name="letters")
+    words = reader(text, 300, name="words")
+    width = 20
+    shared = shared_corpus((letters, words), ("l", "w"), str(folder), width, 99, 3, None)
+    first, second = shared.first, shared.second
+    texts = list(read_corpus(str(folder), HELD_OUT).held_out.values())
+    fine, coarse = (by_hand(model, texts, width) for model in (letters, words))
+    # Some documents are long enough for one model only, and no document is for the other only.
+    n_windows = [min(len(a), len(b)) for a, b in zip(fine, coarse, strict=True)]
+    assert 0 < sum(n > 0 for n in n_windows) < sum(len(own) > 0 for own in fine)
+    rows = [
+        (batch.tokens.tolist(), sequence_documents([batch]).tolist())
+        for batch in (first.batches[0], second.batches[0])
+    ]
+    assert rows[0][1] == rows[1][1]
+    assert len(rows[0][0]) == len(rows[1][0]) == sum(n_windows)
+    for a, b in zip(rows[0][0], rows[1][0], strict=True):
+        places = [
+            (n, at) for n, own in enumerate(fine) for at, window in enumerate(own) if window == a
+        ]
+        assert any(coarse[n][at : at + 1] == [b] for n, at in places)
+
+
+def test_errors_of_a_corpus_are_clustered_by_document_and_so_are_differences(tmp_path):
+    folder, text = library(tmp_path)
+    first, second = (reader(text, 258, seed=seed, n_ctx=12, name=str(seed)) for seed in (0, 1))
+    found = compare(first, second, corpus=str(folder), length=8, sequences=40)
+    assert found.paired
+    inputs = corpus_inputs(first, str(folder), 8, sequences=40)
+    documents = inputs.batches[0].documents.numpy()
+    assert 1 < len(set(documents)) < len(documents)
+    values = [head_values(model, ["sinks"], inputs.batches)["sinks"] for model in (first, second)]
+    gap = found.differences["sinks_se"].tolist()
+    assert gap == pytest.approx(clustered(values[1] - values[0], documents), rel=1e-9)
+    assert found.heads_of("0")["sinks_se"].tolist() == pytest.approx(
+        clustered(values[0], documents), rel=1e-9
+    )
+    # Selection halves the documents as it does for one model.
+    alone = analyze(first, "sinks", corpus=str(folder), length=8, sequences=40).table
+    assert found.heads_of("0")["sinks_held_out"].tolist() == alone["sinks_held_out"].tolist()
+    assert found.params["corpus"] == "library"
+    assert any("clustered by document" in line for line in caveats(found))
+
+
+def clustered(values, documents):
+    """The standard error of each head's mean over sequences, by a loop over the documents."""
+    n_layers, n_sequences, n_heads = values.shape
+    errors = []
+    for layer in range(n_layers):
+        for head in range(n_heads):
+            own = values[layer, :, head]
+            sums = [(own[documents == d] - own.mean()).sum() for d in sorted(set(documents))]
+            scale = len(sums) / (len(sums) - 1)
+            errors.append((scale * sum(x * x for x in sums)) ** 0.5 / n_sequences)
+    return errors
+
+
+def test_a_corpus_through_two_tokenizers_is_clustered_on_either_side(tmp_path):
+    folder, text = library(tmp_path)
+    small, large = reader(text, 258, name="small"), reader(text, 300, name="large")
+    found = compare(small, large, corpus=str(folder), length=10, sequences=30)
+    assert not found.paired
+    first, second = (found.heads_of(label)["sinks_se"] for label in found.labels)
+    assert found.differences["sinks_se"].tolist() == pytest.approx(
+        np.hypot(first, second).tolist(), abs=1e-15
+    )
+    assert (first > 0).all()
+    assert "small: " in found.inputs
+    assert "large: " in found.inputs
+    assert found.inputs.count(f"{found.params['documents']} documents of library") == 2
 
 
 def caveats(found):
@@ -495,9 +626,47 @@ def test_text_for_a_model_without_a_tokenizer_names_the_model(tmp_path):
         compare(reader(text, 260), bare, text=path)
 
 
+def test_a_corpus_that_does_not_fit_says_whose_fault_it_is(tmp_path):
+    folder, text = library(tmp_path)
+    name = str(folder)
+    letters = reader("zq" * 9, 258, name="letters", n_ctx=90)
+    words = reader(text, 300, name="words", n_ctx=70)
+    with pytest.raises(ConfigError, match=r"^no corpus 'dosc': it should be stdlib or docs"):
+        compare(letters, words, corpus="dosc")
+    with pytest.raises(AnalysisError, match=r"^words: length = 80 is longer than n_ctx = 70"):
+        compare(letters, words, corpus=name, length=80)
+    with pytest.raises(AnalysisError, match=r"^words: .*none of the 6 held-out documents has 70"):
+        compare(letters, words, corpus=name, length=70)
+    with pytest.raises(AnalysisError, match="sequences = 0: at least one"):
+        compare(letters, words, corpus=name, length=10, sequences=0)
+    bare = perturbed(tiny_config(d_vocab=300))
+    with pytest.raises(ModelError, match=r"^custom: this model has no tokenizer"):
+        compare(letters, bare, corpus=name)
+
+
+def test_documents_that_are_each_long_enough_for_one_model_only_are_refused(tmp_path):
+    folder = tmp_path / "two"
+    folder.mkdir()
+    for number in range(20):
+        word = "abcd" if number % 2 else "wxyz"
+        (folder / f"{number}.txt").write_text(word * 10)
+    first = reader("abcd" * 99, 300, name="first")
+    second = reader("wxyz" * 99, 300, name="second")
+    message = "none of the 2 held-out documents has 20 tokens, BOS and all, for both first and sec"
+    with pytest.raises(AnalysisError, match=message):
+        compare(first, second, corpus=str(folder), length=20)
+
+
+def test_windows_are_for_text():
+    model = HandMade([itself])
+    for more in ({"length": 8}, {"sequences": 2}):
+        with pytest.raises(AnalysisError, match="length and sequences belong to text or a corpus"):
+            compare(model, model, **more)
+
+
 def test_two_sources_of_tokens_are_refused(tmp_path):
     model = HandMade([itself])
-    for more in ({"text": tmp_path / "text.txt"}, {"blocks": [4]}):
+    for more in ({"text": tmp_path / "text.txt"}, {"blocks": [4]}, {"corpus": "docs"}):
         with pytest.raises(AnalysisError, match="one source of tokens at a time"):
             compare(model, model, [[1, 2, 3]], **more)
 
@@ -547,7 +716,7 @@ def test_a_score_that_is_not_measurable_is_null_in_strict_json_and_said_on_the_p
     assert saved["summary"]["induction"]["best"] == {}
     assert saved["distributions"][0]["median"] is None
     assert saved["kind"] == "compare"
-    assert findings(found)[0] == "Induction: not measurable on these tokens."
+    assert findings(found)[INDUCTION] == "Induction: not measurable on these tokens."
     found.save(tmp_path)
     back = Comparison.load(tmp_path / "compare.json")
     assert comparison_page(back) == comparison_page(found)
@@ -647,7 +816,7 @@ def test_a_missing_cell_is_blank_and_counted():
 def test_sorted_heads_fall_and_the_null_is_drawn():
     found = compare(weighted([[0.25, 0.5]], name="small"), weighted(WEIGHTS, name="large"))
     figure = plots(found)["Heads from the strongest to the weakest"]
-    small, large, *_ = figure.data
+    small, large = figure.data[2 * INDUCTION :][:2]
     assert list(small.x) == [25, 75]
     assert list(small.y) == pytest.approx([0.5, 0.25], abs=1e-5)
     assert list(large.y) == sorted(large.y, reverse=True)
@@ -658,11 +827,11 @@ def test_sorted_heads_fall_and_the_null_is_drawn():
 def test_where_shapes_agree_the_page_has_the_difference_and_each_head_in_both():
     found = compare(weighted(WEIGHTS, name="a"), weighted(WEIGHTS[::-1], name="b"))
     shown = plots(found)
-    difference = shown["Difference by head"].data[0]
+    difference = shown["Difference by head: duplicate token, induction"].data[INDUCTION]
     expected = np.array(WEIGHTS[::-1]) - np.array(WEIGHTS)
     assert np.array(difference.z) == pytest.approx(expected, abs=1e-5)
     scatter = shown["The same head in both models"]
-    induction = scatter.data[0]
+    induction = scatter.data[INDUCTION]
     assert list(induction.x) == pytest.approx(np.ravel(WEIGHTS).tolist(), abs=1e-5)
     assert list(induction.y) == pytest.approx(np.ravel(WEIGHTS[::-1]).tolist(), abs=1e-5)
 
@@ -810,6 +979,23 @@ def test_the_command_takes_tokens(runs, tmp_path):
     assert json.loads(found.stdout)["inputs"] == "1 given sequences of 9 tokens"
 
 
+def test_the_command_takes_a_corpus(tmp_path):
+    folder, _ = library(tmp_path)
+    config = tmp_path / "text.toml"
+    config.write_text(
+        CONFIG.replace("d_vocab = 19\nbos_token_id = 0", "d_vocab = 260").replace(
+            'kind = "repeated"\nspan = [3, 6]', f'kind = "text"\ncorpus = "{folder}"'
+        )
+    )
+    for seed in (0, 1):
+        invoke("train", config, "--set", f"train.seed={seed}", "--out", tmp_path / str(seed))
+    words = ("--corpus", folder, "--length", 9, "--sequences", 12)
+    printed = invoke("compare", tmp_path / "0", tmp_path / "1", *words, "--format", "json").stdout
+    saved = json.loads(printed)
+    assert saved["inputs"].startswith("12 windows of 9 tokens from 6 documents of library")
+    assert saved["paired"]
+
+
 def test_the_second_backend_may_be_another(tmp_path):
     hf_models.gpt2().save_pretrained(tmp_path / "gpt2")
     text = invoke(
@@ -840,3 +1026,9 @@ def test_mistakes_are_one_line(runs, tmp_path):
     assert "one source of tokens" in refused(
         "compare", one, two, "--block", "4", "--tokens", tmp_path / "large.npy"
     )
+    assert "no corpus 'dosc'" in refused("compare", one, two, "--corpus", "dosc")
+    assert "--text and --corpus: one source" in refused(
+        "compare", one, two, "--corpus", "docs", "--text", tmp_path / "broken.npy"
+    )
+    assert "--length is for windows of text" in refused("compare", one, two, "--length", "8")
+    assert "this model has no tokenizer" in refused("compare", one, two, "--corpus", "docs")

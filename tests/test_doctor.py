@@ -26,6 +26,7 @@ from interp.models import attention, heads
 from interp.models.block import Block
 from interp.models.heads import GroupedAttention
 from interp.models.loading import load_model, save_model
+from interp.models.masks import AttentionMask
 from interp.models.transformer import Transformer
 
 HEADS = "sum of hook_result + b_O = hook_attn_out"
@@ -279,12 +280,13 @@ def uniform_empty_rows(model, patch):
 
 def sees_the_next_key(model, patch):
     """The dense path alone: patterns are not those of the fused path."""
-    right = heads.allowed_keys
+    right = AttentionMask.allowed
 
-    def allowed(n_pos, *rest):
-        return right(n_pos, *rest) | torch.eye(n_pos, dtype=torch.bool).roll(1, 1).triu()
+    def allowed(self, n_query, *rest):
+        seen = right(self, n_query, *rest)
+        return seen | torch.eye(n_query, dtype=torch.bool).roll(1, 1).triu()
 
-    patch.setattr(heads, "allowed_keys", allowed)
+    patch.setattr(AttentionMask, "allowed", allowed)
 
 
 def wider_window(model, patch):

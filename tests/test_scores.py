@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,15 +19,13 @@ from interp import measure as measure_module
 from interp import registry
 from interp.data.repeated import TokenBatch, induction_targets, repeated_tokens
 from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.measure import (
-    analyze,
-    repeated_inputs,
-    score_heads,
-    sequence_statistics,
-    text_inputs,
-    token_inputs,
-)
-from interp.models.watch import LayerAttention, uniform_attention, watch_attention
+from interp.evidence import sequence_statistics
+from interp.inputs import random_inputs, token_inputs
+from interp.measure import analyze, score_heads
+from interp.models.layer_attention import LayerAttention, uniform_attention
+from interp.models.patterns import Pattern
+from interp.models.watch import watch_attention
+from interp.text_inputs import text_inputs
 
 # Sums of a few float32 probabilities in another order.
 ROUNDING = 1e-6
@@ -79,7 +78,7 @@ def scores_of(name, pattern, batch):
     """The score of each head of `[head, query, key]` patterns, the same for every sequence."""
     n_sequences = len(batch.tokens)
     real = torch.ones_like(batch.tokens, dtype=torch.bool)
-    attention = LayerAttention(0, pattern.expand(n_sequences, -1, -1, -1), real)
+    attention = LayerAttention(0, Pattern(pattern.expand(n_sequences, -1, -1, -1)), real)
     measured = registry.get(name).measure(attention, batch)
     assert next(iter(measured)) == registry.get(name).score
     values = measured[registry.get(name).score]
@@ -133,7 +132,7 @@ def test_a_score_does_not_depend_on_what_first_copy_queries_do():
     batch = repeated_tokens(2, 4, 40, seed=0, bos=0)
     patterns = torch.stack([hand_made("induction", 4, 1, first_copy=key) for key in (0, 1, 3)])
     real = torch.ones_like(batch.tokens, dtype=torch.bool)
-    attention = LayerAttention(0, patterns.expand(2, -1, -1, -1), real)
+    attention = LayerAttention(0, Pattern(patterns.expand(2, -1, -1, -1)), real)
     found = registry.get("induction").measure(attention, batch)["induction"]
     assert torch.equal(found, torch.ones(2, 3))
 
@@ -151,7 +150,7 @@ def test_a_uniform_head_is_no_sink_at_any_length(n_pos, with_row_0, without_row_
         assert rows[1:].mean() == pytest.approx(without_row_0, abs=5e-4)
     tokens = some_tokens(2, n_pos)
     batch = TokenBatch(tokens, torch.full_like(tokens, -1))
-    attention = uniform_attention(torch.ones_like(tokens, dtype=torch.bool), 3)
+    attention = uniform_attention(torch.ones_like(tokens, dtype=torch.bool))
     found = registry.get("sinks").measure(attention, batch)["sinks"]
     if n_pos < 8:
         assert found.isnan().all()
@@ -172,7 +171,7 @@ def test_the_first_real_token_is_the_sink_where_padding_is_on_the_left():
     tokens = some_tokens(2, 14)
     mask = padding("left", (10, 6), 14).bool()
     pattern = torch.stack([one_key([4] * 14), one_key([8] * 14)])[:, None]
-    attention = LayerAttention(0, pattern, mask)
+    attention = LayerAttention(0, Pattern(pattern), mask)
     batch = TokenBatch(tokens, torch.full_like(tokens, -1), mask)
     found = registry.get("sinks").measure(attention, batch)["sinks"]
     # The second sequence has six tokens, so no query has eight keys.
@@ -182,7 +181,7 @@ def test_the_first_real_token_is_the_sink_where_padding_is_on_the_left():
 
 def test_probability_is_read_at_one_key_a_query_and_is_zero_without_one():
     pattern = torch.arange(2 * 3 * 4 * 4.0).reshape(2, 3, 4, 4)
-    attention = LayerAttention(0, pattern, torch.ones(2, 4, dtype=torch.bool))
+    attention = LayerAttention(0, Pattern(pattern), torch.ones(2, 4, dtype=torch.bool))
     keys = torch.tensor([[0, -1, 2, 3], [-1, -1, 0, 1]])
     found = attention.prob_at(keys)
     for b, h, q in np.ndindex(2, 3, 4):
@@ -238,7 +237,7 @@ def test_scores_equal_a_loop_over_cached_patterns(family, side, name):
         assert rows[f"{column}_se"].to_numpy() == pytest.approx(spread, abs=ROUNDING)
     if side != "none" and name == "sinks":
         assert scores.table["n"].tolist() == [15] * 8  # rows of three tokens do not count
-    assert np.isfinite(scores.table.to_numpy()).all()
+    assert np.isfinite(scores.table.to_numpy(dtype=float)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -305,7 +304,9 @@ class HandMade:
     """A model whose patterns are made by hand from the tokens: one layer, no arithmetic."""
 
     # What no analysis asks for.
-    vocabulary = source = hook_dict = blocks = run_with_cache = None
+    vocabulary = source = run_with_cache = None
+    hook_dict: ClassVar = {}
+    blocks = (SimpleNamespace(attn=SimpleNamespace(window=None)),) * 4
 
     def to_tokens(self, text):
         raise AssertionError
@@ -402,13 +403,13 @@ def test_an_analysis_gets_its_batch_where_the_attention_is(monkeypatch):
 
 
 def test_default_blocks_are_those_that_fit():
-    assert repeated_inputs(tiny("mha", d_vocab=60), None, 2, 0).params["blocks"] == [8]
-    assert repeated_inputs(tiny("mha", d_vocab=60, bos_token_id=0), None, 2, 0).params == {
+    assert random_inputs(tiny("mha", d_vocab=60), None, 2, 0).params["blocks"] == [8]
+    assert random_inputs(tiny("mha", d_vocab=60, bos_token_id=0), None, 2, 0).params == {
         "blocks": [7],
         "batch": 2,
         "bos": 0,
     }
-    inputs = repeated_inputs(HandMade(content_head, n_ctx=41, d_vocab=18), None, 3, 0)
+    inputs = random_inputs(HandMade(content_head, n_ctx=41, d_vocab=18), None, 3, 0)
     assert inputs.params["blocks"] == [8, 12, 16]
     assert [len(batch.tokens) for batch in inputs.batches] == [3, 3, 3]
     assert inputs.description == (
@@ -426,7 +427,8 @@ class FewTokens:
         return 12
 
     def encode(self, text, *, prepend_bos=None):
-        return [[ord(c) - ord("a") for c in text]]
+        texts = [text] if isinstance(text, str) else text
+        return [[ord(c) - ord("a") for c in one] for one in texts]
 
     def decode(self, ids):
         return "".join(chr(i + ord("a")) for i in ids)
@@ -440,7 +442,7 @@ class FewTokens:
 
 def test_random_tokens_are_those_that_have_a_text():
     model = perturbed(tiny_config(d_vocab=19, n_ctx=40), vocabulary=FewTokens())
-    inputs = repeated_inputs(model, [8, 11], 50, 0)
+    inputs = random_inputs(model, [8, 11], 50, 0)
     for batches in (inputs.batches, inputs.unrepeated):
         used = set(torch.cat([batch.tokens.flatten() for batch in batches]).tolist())
         assert used == set(range(12)) - {3}
@@ -470,8 +472,8 @@ def test_a_text_is_cut_into_windows_and_what_is_left_over_is_not_used(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"blocks": [9]}, "block = 9: twice that is longer than n_ctx = 16; at most 8"),
-        ({"blocks": [8, 9]}, "block = 9: twice that is longer than n_ctx = 16; at most 8"),
+        ({"blocks": [9]}, "block = 9: 18 tokens are longer than n_ctx = 16; at most 8"),
+        ({"blocks": [8, 9]}, "block = 9: 18 tokens are longer than n_ctx = 16; at most 8"),
         ({"blocks": [2]}, "block = 2 should be at least 3: with 1 the induction target"),
         ({"batch": 0}, "batch = 0: at least one sequence is needed"),
     ],
@@ -523,7 +525,10 @@ def test_scores_say_what_they_are_and_where_they_come_from():
     model = perturbed(tiny_config(), model_name="my model")
     scores = interp.analyze(model, "previous-token", batch=3)
     column = "previous_token"
-    assert list(scores.table) == ["layer", "head", column, f"{column}_se", f"{column}_null", "n"]
+    assert list(scores.table) == [
+        *("layer", "head", column, f"{column}_se", f"{column}_null", "n"),
+        *("selected", f"{column}_held_out"),
+    ]
     assert [scores.table[c].dtype.kind for c in ("layer", "head", "n")] == ["i", "i", "i"]
     assert (scores.score, scores.unit, scores.analysis) == (
         column,
@@ -531,7 +536,14 @@ def test_scores_say_what_they_are_and_where_they_come_from():
         "previous-token",
     )
     assert (scores.model, scores.seed) == ("my model", 0)
-    assert scores.params == {"blocks": [8], "batch": 3, "bos": None, "null": "uniform"}
+    assert scores.params == {
+        "blocks": [8],
+        "batch": 3,
+        "bos": None,
+        "effect": 0.3,
+        "called": "previous-token head",
+        "null": "uniform",
+    }
     assert scores.inputs == "no BOS, blocks of 8 distinct random tokens twice, 3 sequences of each"
     assert {"interp", "torch", "transformer-lens", "numpy"} <= scores.versions.keys()
     json.loads(scores.to_json())
@@ -665,11 +677,11 @@ def test_watching_reduces_each_layer_in_order_and_keeps_the_model_free_of_hooks(
     seen = []
 
     def reduce(attention):
-        seen.append((attention.layer, tuple(attention.pattern.shape)))
-        return {"mass": attention.pattern.sum(dim=(2, 3))}
+        seen.append((attention.layer, attention.n_heads))
+        return {"mass": attention.received(torch.ones(2, 6)).sum(dim=2)}
 
     reduced = watch_attention(model, tokens, reduce)
-    assert seen == [(layer, (2, 4, 6, 6)) for layer in range(3)]
+    assert seen == [(layer, 4) for layer in range(3)]
     # Six queries, each with a total of one.
     assert all((layer["mass"] - 6).abs().max() < 1e-5 for layer in reduced)
     assert not any(point.has_hooks() for point in model.hook_dict.values())
@@ -683,4 +695,4 @@ def test_scores_of_given_inputs_are_those_of_analyze():
     tokens = some_tokens(3, 12, d_vocab=4)
     inputs = token_inputs(model, tokens)
     whole = analyze(model, "sinks", tokens)
-    assert score_heads(model, "sinks", inputs).to_json() == whole.to_json()
+    assert score_heads(model, registry.get("sinks"), inputs).to_json() == whole.to_json()

@@ -588,7 +588,7 @@ def test_a_hub_model_without_steps_or_without_a_network_is_one_line(
         (["full", "--text", "no.txt"], "no.txt: cannot be read: No such file or directory"),
         (["full", "--text", "a file", "--corpus", "docs"], "--text and --corpus: one source"),
         (["full", "--text", "a file", "--block", "12"], "full/step1 has no tokenizer"),
-        (["full", "--block", "17"], "block = 17: twice that is longer than n_ctx = 32"),
+        (["full", "--block", "17"], "block = 17: 34 tokens are longer than n_ctx = 32"),
         (["full", "--device", "gpu7"], "device = 'gpu7' cannot be used here"),
         (["full", "--out", "a file"], "a file is a file, not a folder for results"),
         (["full", "--out", "one", "--resume"], "one holds no series that could be continued"),

@@ -7,7 +7,10 @@ import torch
 import transformers
 
 import interp
+from interp import registry
 from interp.data.repeated import repeated_tokens
+from interp.inputs import random_inputs
+from interp.measure import score_together
 from interp.models.hub import resolve
 
 pytestmark = [
@@ -71,12 +74,36 @@ def test_its_text_is_read_and_continued(native):
     assert native.vocabulary.decode([best]) == " Paris"
 
 
-def test_its_strongest_induction_head_is_the_known_one(native):
-    table = interp.analyze(native, "induction", blocks=[50], batch=3).table
-    best = table.loc[table["induction"].idxmax()]
-    assert (best["layer"], best["head"]) == (18, 6)
-    assert best["induction"] == pytest.approx(0.90, abs=0.04)
-    assert best["induction_null"] < 0.05
+def test_its_known_heads_are_found_and_no_more_than_a_few_called_induction_heads(native):
+    """`[BOS]` and 50 distinct random tokens twice, 8 rows."""
+    analyses = [registry.get(name) for name in ("induction", "previous-token")]
+    inputs = random_inputs(native, [50], 8)
+    induction, previous = (
+        scores.table.set_index(["layer", "head"])
+        for scores in score_together(native, analyses, inputs)
+    )
+    assert induction["induction"].idxmax() == (18, 6)
+    assert induction.loc[(18, 6), "induction"] == pytest.approx(0.90, abs=0.04)
+    assert induction.loc[(17, 3), "induction"] == pytest.approx(0.80, abs=0.04)
+    assert induction["induction_null"].max() < 0.05
+    # By a bare t-test some 140 heads differ from their null.
+    assert 5 <= induction["selected"].sum() <= 25
+    assert previous["previous_token"].idxmax() == (16, 0)
+    assert previous.loc[(16, 0), "previous_token"] == pytest.approx(0.89, abs=0.03)
+    assert induction["selected"][previous["previous_token"] > 0.5].sum() == 0
+
+
+def test_its_sinks_are_as_published_for_its_kind_and_fewer_by_weighted_mass(native):
+    """Gu et al. 2024: 100 natural sequences of 64 tokens; nothing on one repeated token."""
+    scores = interp.analyze(native, "sinks", corpus="docs", length=64, sequences=100)
+    assert 60 <= scores.summary["gu_metric_percent"] <= 75
+    assert "gu_length" not in scores.summary
+    assert scores.summary["heads_weighted"] < 0.65 * scores.summary["heads_raw"]
+    raw, weighted = ((scores.table[name] > 0.5).sum() for name in ("sinks", "weighted"))
+    assert weighted < raw / 3
+    assert scores.table["position"].mode().tolist() == [0]
+    repeated = interp.analyze(native, "sinks", torch.full((1, 64), 500))
+    assert repeated.summary["gu_metric_percent"] < 1
 
 
 def test_native_and_bridge_give_the_same_head_table(native, original, tokens):

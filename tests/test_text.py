@@ -18,17 +18,9 @@ from interp.cli import app
 from interp.data.pretrained_tokenizer import PretrainedVocabulary, load_pretrained_vocabulary
 from interp.data.tokenizer import BytePairVocabulary
 from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.measure import (
-    PASS_NUMBERS,
-    TEXT_WIDTH,
-    analyze,
-    leading_bos,
-    null_values,
-    repeated_inputs,
-    sequences_at_once,
-    text_inputs,
-    token_inputs,
-)
+from interp.inputs import leading_bos, random_inputs, token_inputs
+from interp.measure import PASS_NUMBERS, analyze, null_values, sequences_at_once
+from interp.text_inputs import TEXT_WIDTH, text_inputs
 
 # --- padding --------------------------------------------------------------------------------
 
@@ -162,7 +154,7 @@ def padded_model(tmp_path):
 def test_rows_of_the_embedding_without_a_token_are_never_used(padded_model):
     model = interp.load_model(padded_model)
     assert (len(model.vocabulary), model.cfg.d_vocab) == (97, 128)
-    inputs = repeated_inputs(model, [20], 200, 0)
+    inputs = random_inputs(model, [20], 200, 0)
     given = token_inputs(model, np.full((40, 30), 127))
     for batches in (inputs.batches, inputs.unrepeated, given.unrepeated):
         drawn = torch.cat([batch.tokens.flatten() for batch in batches])
@@ -184,7 +176,7 @@ def test_random_tokens_are_led_as_the_model_expects_unless_told():
     leads = {None: 0, True: 0, False: None}
     model = reader()
     for asked, bos in leads.items():
-        inputs = repeated_inputs(model, [5], 2, 0, asked)
+        inputs = random_inputs(model, [5], 2, 0, asked)
         assert inputs.params["bos"] == leading_bos(model, asked) == bos
         assert (inputs.batches[0].tokens[:, 0] == 0).all() == (bos == 0)
         assert inputs.batches[0].tokens.shape[1] == 10 + (bos == 0)
@@ -279,7 +271,7 @@ def test_an_encoders_windows_stand_between_cls_and_sep(tmp_path):
     assert text_inputs(model, path, prepend_bos=False).batches[0].tokens.tolist() == [
         [5, 6, 7, 5, 6, 7]
     ]
-    with pytest.raises(AnalysisError, match="a text of 9 tokens says nothing of attention"):
+    with pytest.raises(AnalysisError, match="length = 2: at least 3 are needed, BOS and all"):
         text_inputs(model, path, 2)
 
 
@@ -297,7 +289,7 @@ def test_an_encoders_null_spreads_over_every_real_token(lengths):
     given = token_inputs(reader(), tokens, mask)
     found = {
         direction: null_values(
-            with_facts(reader(), attention_dir=direction), [registry.get("sinks")], given
+            with_facts(reader(), attention_dir=direction), [registry.get("sinks")], given, {}
         )["sinks"]
         for direction in ("causal", "bidirectional")
     }

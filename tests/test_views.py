@@ -18,6 +18,7 @@ from interp.errors import AnalysisError
 from interp.tables import HeadScores
 from interp.views.figures import ablation_bars, head_heatmap, heads_at_steps, training_curves
 from interp.views.report import head_scores_page, write_report
+from interp.views.scores_report import scores_page
 
 NASTY = "<b>\"'&amp;</script><script>alert(1)</script>$x$%{z}"
 TOKENS_PER_STEP = 4096
@@ -609,3 +610,31 @@ def test_a_broken_file_is_named(tmp_path, name, text, expected):
     with pytest.raises(AnalysisError, match=expected):
         write_report(folder)
     assert not (folder / "report.html").exists()
+
+
+def test_tokens_are_quoted_and_records_and_the_strongest_head_read_as_in_the_tables():
+    scores = made_scores(n_layers=1, n_heads=2)
+    table = scores.table.assign(token=[" ", "<b>"], offset=[-1, 2], selected=[True, False])
+    summary = {"best": 0.1, "best_head": "0.1", "sink_tokens": [{"position": 3, "token": "\n"}]}
+    page = head_scores_page(replace(scores, table=table, summary=summary, params={"ids": ""}))
+    for cell in ("&#39; &#39;", "&#39;&lt;b&gt;&#39;", "&#39;\\n&#39;", "L0H1", "−1", "yes", "no"):
+        assert f">{cell}</td>" in page
+    assert "<span>Sink tokens.</span>" in page
+    assert re.search(r'<th scope="row">ids</th>\s*<td>–</td>', page)
+
+
+def test_headings_name_the_model_only_where_there_are_several():
+    one = made_scores(n_layers=1, n_heads=2)
+    other = replace(one, analysis="sinks")
+    assert [s.heading for s in scores_page([one, other], "").sections] == ["Induction", "Sinks"]
+    several = scores_page([one, replace(other, model="tiny")], "").sections
+    assert [section.heading for section in several] == ["Induction, gpt2", "Sinks, tiny"]
+
+
+def test_a_score_below_zero_ranks_below_and_an_effect_by_its_size():
+    table = pd.DataFrame({"layer": 0, "head": [0, 1, 2], "copying": [-0.9, 0.2, 0.5]})
+    scores = replace(made_scores(), table=table, score="copying", analysis="copying")
+    for analysis, heads in (("copying", [2, 1, 0]), ("ablate", [0, 2, 1])):
+        page = head_scores_page(replace(scores, analysis=analysis))
+        expected = [f"L0H{head}" for head in heads]
+        assert re.findall(r'<th scope="row">(L\dH\d)</th>', page) == expected

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.ablation.interventions import Head
-from interp.measure import Inputs, real_tokens, sequences_at_once
+from interp.inputs import Inputs
+from interp.measure import sequences_at_once
 from interp.models.block import Block
 from interp.models.transformer import Transformer
 from interp.models.watch import looking_at
@@ -37,7 +38,7 @@ def head_output_norms(model: Transformer, inputs: Inputs) -> Float[np.ndarray, "
     with looking_at(model):
         for batch in inputs.batches:
             size = sequences_at_once(model, batch.tokens.shape[1])
-            masks = real_tokens(batch).to(model.cfg.device).split(size)
+            masks = batch.real.to(model.cfg.device).split(size)
             for tokens, real in zip(batch.tokens.split(size), masks, strict=True):
                 hooks = [hook_for(layer, real) for layer in range(model.cfg.n_layers)]
                 model.run_with_hooks(tokens, attention_mask=real, fwd_hooks=hooks, return_type=None)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from interp.ablation.interventions import Head, ZeroHeads
 from interp.errors import AnalysisError
-from interp.measure import Inputs, sequences_at_once, token_inputs
+from interp.inputs import Inputs, token_inputs
+from interp.measure import sequences_at_once
 from interp.models.watch import HookedModel, as_hooked, looking_at
 from interp.tables import HeadScores, head_label, parse_heads
 

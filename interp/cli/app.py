@@ -2,11 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from typer.core import TyperGroup
 
+from interp import registry
+from interp.cli.analysis_command import add_users_file
 from interp.errors import InterpError
 
 if TYPE_CHECKING:
@@ -20,25 +23,33 @@ class _Verbs(TyperGroup):
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         given = bool(args)
         try:
+            self._add_users_commands(args)
             return super().parse_args(ctx, args)
+        except (InterpError, OSError) as error:
+            raise _told(error) from None
         except _UsageError as error:
             if not given:  # typer's way to print the help
                 raise
-            typer.echo(f"interp: {error.format_message()}", err=True)
-            raise typer.Exit(2) from None
+            raise _told(error) from None
+
+    def _add_users_commands(self, args: list[str]) -> None:
+        """Make the analyses of the file that --from names commands, before verbs are resolved."""
+        analyses = registry.described()
+        verbs = self.commands.keys() - analyses.keys()
+        # --from is a flag of these alone; the others say themselves that they have none.
+        if args and (args[0] not in verbs or args[0] in ("list", "scores")):
+            path = _named_file(args[1:])
+            if path is not None:
+                self.commands.update(add_users_file(path, verbs))
 
     def invoke(self, ctx: "Context") -> object:
         try:
             return super().invoke(ctx)
-        except InterpError as error:
-            message = str(error)
-        except _UsageError as error:
-            message = error.format_message()
         except BrokenPipeError:  # the reader of a pipe has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
-        except OSError as error:
-            message = f"{error.filename or 'file'}: {error.strerror or error}"
+        except (InterpError, OSError, _UsageError) as error:
+            raise _told(error) from None
         except KeyboardInterrupt:
             hint = (
                 "; --resume continues"
@@ -47,8 +58,31 @@ class _Verbs(TyperGroup):
             )
             typer.echo(f"interp: interrupted{hint}", err=True)
             raise typer.Exit(130) from None
-        typer.echo(f"interp: {message}", err=True)
-        raise typer.Exit(2)
+
+
+def _named_file(args: list[str]) -> Path | None:
+    """What --from names, the last time it is given."""
+    named = None
+    for place, word in enumerate(args):
+        if word == "--":
+            break
+        if word == "--from" and place + 1 < len(args):
+            named = args[place + 1]
+        elif word.startswith("--from="):
+            named = word.removeprefix("--from=")
+    return None if named is None else Path(named)
+
+
+def _told(error: Exception) -> typer.Exit:
+    """Says a mistake in one line on standard error; the exit that follows."""
+    if isinstance(error, _UsageError):
+        message = error.format_message()
+    elif isinstance(error, OSError):
+        message = f"{error.filename or 'file'}: {error.strerror or error}"
+    else:
+        message = str(error)
+    typer.echo(f"interp: {' '.join(message.split())}", err=True)
+    return typer.Exit(2)
 
 
 app = typer.Typer(

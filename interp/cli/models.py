@@ -14,7 +14,7 @@ from interp.cli.options import (
     Model,
     Out,
     Seed,
-    check_flags,
+    check_folder,
     load_named_model,
 )
 
@@ -45,7 +45,7 @@ def doctor(
     output: Format = "table",
 ) -> None:
     """Check the identities of a model's hooks; exit code 1 where one fails."""
-    check_flags(None, None, None, out)
+    check_folder(out)
     loaded = load_named_model(model, device, backend, dtype)
     from interp.doctor import doctor as examine
     from interp.views.terminal import print_diagnosis

@@ -10,7 +10,7 @@ import typer
 from interp.cli.app import app
 from interp.cli.options import (
     Backend,
-    Batch,
+    BatchOfEach,
     Block,
     Config,
     Device,
@@ -98,7 +98,7 @@ def phase_change(
         typer.Option(help="docs, stdlib or a path: its held-out files, instead of --text"),
     ] = None,
     block: Block = None,
-    batch: Batch = 8,
+    batch: BatchOfEach = 8,
     sequences: Annotated[int, typer.Option(min=1, help="windows of text")] = 64,
     icl_early: Annotated[
         str | None, typer.Option(help="first,last early position of that score: 40,60 of 512")

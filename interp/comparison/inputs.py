@@ -6,26 +6,23 @@ One invariant: whatever differs between the two sides (a BOS, a tokenizer) is in
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
 
 from interp.config import BLOCK_RULE
-from interp.data.corpus import read_text
+from interp.data.corpus import check_corpus, read_text
+from interp.data.drawing import REPEATED
 from interp.data.repeated import TokenBatch, repeated_tokens, unrepeated_tokens
 from interp.errors import AnalysisError, InterpError
-from interp.measure import (
-    DEFAULT_BLOCKS,
-    TEXT_WIDTH,
-    Inputs,
-    leading_bos,
-    random_ids,
-    text_inputs,
-    token_inputs,
-)
+from interp.inputs import Inputs, leading_bos, random_ids, token_inputs
 from interp.models.watch import HookedModel
+from interp.text_inputs import TEXT_WIDTH, corpus_windows, text_inputs, windows_inputs
 
 Pair = tuple[HookedModel, HookedModel]
 Labels = tuple[str, str]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ def shared_repeats(
             f"{tight} has room for {min(room)} tokens twice; repeated blocks need at least 3"
         )
     if blocks is None:
-        blocks = [block for block in DEFAULT_BLOCKS if block <= usable] or [usable]
+        blocks = [block for block in REPEATED.blocks if block <= usable] or [usable]
     _check_blocks(blocks, models, labels, room, n_ids)
     if batch < 1:
         raise AnalysisError(f"batch = {batch}: at least one sequence is needed")
@@ -102,34 +99,95 @@ def shared_tokens(
     Raises: ShapeError, naming the model, for ids or lengths that one of them cannot read;
     AnalysisError for `prepend_bos` with ids.
     """
-    return _sides(models, labels, token_inputs, (tokens, None, prepend_bos), {})
+    sides = _each(models, labels, lambda model: token_inputs(model, tokens, None, prepend_bos))
+    return _shared(labels, sides, {})
 
 
-def shared_text(models: Pair, labels: Labels, path: Path, prepend_bos: bool | None) -> SharedInputs:
-    """A text file in windows of one width, through each model's own tokenizer.
-
-    Raises: ModelError, naming the model that has no tokenizer; ConfigError and AnalysisError as
-    `text_inputs` does.
-    """
-    read_text(path)  # a file that cannot be read is neither model's fault
-    width = min(TEXT_WIDTH, *(model.cfg.n_ctx for model in models))
-    params: dict[str, object] = {"text": path.name, "width": width}
-    return _sides(models, labels, text_inputs, (path, width, prepend_bos), params)
-
-
-def _sides(
+def shared_text(
     models: Pair,
     labels: Labels,
-    make: Callable[..., Inputs],
-    arguments: tuple[object, ...],
-    params: dict[str, object],
+    path: Path,
+    length: int | None,
+    sequences: int | None,
+    prepend_bos: bool | None,
 ) -> SharedInputs:
-    sides = []
+    """A text file in windows of one width, through each model's own tokenizer.
+
+    Raises: AnalysisError or ModelError, naming the model, for a `length` that does not fit one of
+    them or a model without a tokenizer; ConfigError and AnalysisError as `text_inputs` does.
+    """
+    read_text(path)  # a file that cannot be read is neither model's fault
+    width = _width(models, length)
+
+    def windows(width: int) -> tuple[Inputs, Inputs]:
+        return _each(
+            models,
+            labels,
+            lambda model: text_inputs(model, path, width, prepend_bos, sequences=sequences),
+        )
+
+    sides = windows(width)
+    fit = min(side.batches[0].tokens.shape[1] for side in sides)
+    if fit < width:  # a text shorter than a window is one, as wide as its tokenizer makes it
+        sides = windows(fit)
+    return _shared(labels, sides, {"text": path.name, "length": fit})
+
+
+def shared_corpus(
+    models: Pair,
+    labels: Labels,
+    name: str,
+    length: int | None,
+    sequences: int | None,
+    seed: int,
+    prepend_bos: bool | None,
+) -> SharedInputs:
+    """Windows of one width of a corpus's held-out documents, through each model's own tokenizer.
+
+    The documents are those that are long enough in both models' tokens; sequence i of both is from
+    the same document, and as far into it in windows.
+
+    Raises: ConfigError for an unknown corpus; AnalysisError for documents that are all too short in
+    one of the models' tokens; and as `shared_text` does.
+    """
+    check_corpus(name)  # a corpus that is not there is neither model's fault
+    width = _width(models, length)
+    first, second = _each(
+        models, labels, lambda model: corpus_windows(model, name, width, prepend_bos)
+    )
+    counts = np.minimum(first.counts, second.counts)
+    if not counts.any():
+        raise AnalysisError(
+            f"{name}: none of the {len(counts)} held-out documents has {width} tokens, BOS and "
+            f"all, for both {labels[0]} and {labels[1]}"
+        )
+    sides = [
+        windows_inputs(model, own, counts, sequences=sequences, seed=seed)
+        for model, own in zip(models, (first, second), strict=True)
+    ]
+    told = ("corpus", "documents", "documents_left_out", "sha256", "length")
+    return _shared(labels, sides, {key: sides[0].params[key] for key in told})
+
+
+def _width(models: Pair, length: int | None) -> int:
+    if length is not None:
+        return length
+    return min(TEXT_WIDTH, *(model.cfg.n_ctx for model in models))
+
+
+def _each(models: Pair, labels: Labels, make: Callable[[HookedModel], Made]) -> tuple[Made, Made]:
+    """What is made for either model; a fault names the model."""
+    made = []
     for model, label in zip(models, labels, strict=True):
         try:
-            sides.append(make(model, *arguments))
+            made.append(make(model))
         except InterpError as error:
             raise type(error)(f"{label}: {error}") from None
+    first, second = made
+    return first, second
+
+
+def _shared(labels: Labels, sides: Sequence[Inputs], params: dict[str, object]) -> SharedInputs:
     first, second = sides
     if _same(first.batches, second.batches):
         return SharedInputs(first, second, True, first.description, {**first.params, **params})

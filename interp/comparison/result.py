@@ -24,7 +24,9 @@ class Comparison:
     """Every head of two models on the same probes.
 
     `table` has a row for each model, layer and head: for every score its mean, its standard error
-    (`_se`, over independent sequences), its null (`_null`) and its number of sequences (`_n`).
+    (`_se`, over independent sequences or documents), its null (`_null`), its number of sequences
+    (`_n`), whether the head is selected on one half of them (`_selected`) and its mean over the
+    other half (`_held_out`).
     `labels` are the models' names, made distinct where they are one. `differences` has a row for
     each head, second model minus first, with the standard error; it is empty, and
     `why_no_differences` says why, where the models have not the same layers and heads. `paired`
@@ -76,25 +78,21 @@ class Comparison:
                             "value": row[score],
                             "se": row[f"{score}_se"],
                             "null": row[f"{score}_null"],
+                            "selected": row[f"{score}_selected"],
                         }
                     )
-        columns = ["score", "model", "rank", "layer", "head", "value", "se", "null"]
+        columns = ["score", "model", "rank", "layer", "head", "value", "se", "null", "selected"]
         return pd.DataFrame(rows, columns=columns)
 
     @property
     def distributions(self) -> pd.DataFrame:
-        """Quantiles over heads of each score and model, and the heads above the null's largest.
-
-        Chance is the largest head of the null: among hundreds of heads some lie far above the
-        null's mean without meaning anything.
-        """
+        """Quantiles over heads of each score and model, the largest null, the heads selected."""
         rows = []
         for score in self.scores:
             for label in self.labels:
                 heads = self.heads_of(label)
                 values = heads[score].dropna()
-                largest_null = heads[f"{score}_null"].max()
-                above = int((values > largest_null).sum())
+                selected = int(heads[f"{score}_selected"].sum())
                 rows.append(
                     {
                         "score": score,
@@ -103,9 +101,9 @@ class Comparison:
                         "min": values.min(),
                         **{name: values.quantile(q) for name, q in QUANTILES.items()},
                         "max": values.max(),
-                        "largest_null": largest_null,
-                        "above_null": above,
-                        "share_above_null": above / len(values) if len(values) else np.nan,
+                        "largest_null": heads[f"{score}_null"].max(),
+                        "selected": selected,
+                        "share_selected": selected / len(values) if len(values) else np.nan,
                     }
                 )
         return pd.DataFrame(rows)
@@ -128,7 +126,7 @@ class Comparison:
     def summary(self) -> dict[str, dict[str, object]]:
         """For each score: the strongest head of each model, and how the two models differ."""
         strongest = self.strongest(1)
-        shares = self.distributions.set_index(["score", "model"])["share_above_null"]
+        shares = self.distributions.set_index(["score", "model"])["share_selected"]
         correlations = self.rank_correlations
         found: dict[str, dict[str, object]] = {}
         for score in self.scores:
@@ -141,7 +139,7 @@ class Comparison:
                     }
                     for row in best
                 },
-                "share_above_null": {label: shares[score, label] for label in self.labels},
+                "share_selected": {label: shares[score, label] for label in self.labels},
             }
             largest = self.largest_difference(score)
             if largest is not None:
@@ -246,7 +244,8 @@ def _table(records: Sequence[dict[str, object]]) -> pd.DataFrame:
 
 
 def _check_columns(table: pd.DataFrame, units: dict[str, str]) -> None:
-    wanted = ["model", *(f"{score}{end}" for score in units for end in ("", "_se", "_null", "_n"))]
+    ends = ("", "_se", "_null", "_n", "_selected", "_held_out")
+    wanted = ["model", *(f"{score}{end}" for score in units for end in ends)]
     lacking = [column for column in wanted if column not in table]
     if lacking:
         raise ValueError(f"its table has no column {lacking[0]!r}")

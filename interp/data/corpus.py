@@ -15,6 +15,9 @@ from interp.errors import ConfigError
 
 NAMES = ("stdlib", "docs")
 
+HELD_OUT = 0.1
+"""Share of a corpus's files that is held out, as for training runs unless their config differs."""
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -64,6 +67,18 @@ def read_corpus(name: str, held_out_fraction: float) -> Corpus:
     return Corpus(name, training, held_out, digest.hexdigest())
 
 
+def check_corpus(name: str) -> None:
+    """Refuse, without reading it, a corpus that is not there.
+
+    Raises: ConfigError for what is neither a name nor a path of something.
+    """
+    if name not in NAMES and not Path(name).exists():
+        raise ConfigError(
+            f"no corpus {name!r}: it should be {' or '.join(NAMES)}, or the path of a text file "
+            "or of a folder of them"
+        )
+
+
 def _library_sources() -> Iterator[tuple[str, str]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
@@ -107,14 +122,10 @@ def read_text(path: Path) -> str:
 
 
 def _read_path(name: str) -> dict[str, str]:
+    check_corpus(name)
     path = Path(name)
     if path.is_file():
         return {path.name: read_text(path)}
-    if not path.is_dir():
-        raise ConfigError(
-            f"no corpus {name!r}: it should be {' or '.join(NAMES)}, or the path of a text file "
-            "or of a folder of them"
-        )
     texts = {
         file.relative_to(path).as_posix(): text
         for file in sorted(path.rglob("*"))

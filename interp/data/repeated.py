@@ -3,8 +3,9 @@
 Every sequence follows from its seed alone; the caller's random state is neither used nor changed.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,11 @@ class TokenBatch:
     `targets[b, q]` is the key that an induction head at query q attends to: the token after the
     previous copy of the current one; -1 where there is none. `key_mask` is True on real tokens;
     None where there is no padding. `block` and `bos` say how repeated tokens were made.
+    `documents` numbers the text that each sequence was taken from: those of one text are not
+    independent; None where all are. `question` marks tokens that ask for those in `needle`.
+    `counted` leaves some real tokens out of what is measured. `original` is there in a null only:
+    the tokens that these ones stand for, so that what would repeat is looked for in the same
+    places.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -29,6 +35,32 @@ class TokenBatch:
     key_mask: Bool[Tensor, "batch pos"] | None = None
     block: int | None = None
     bos: bool = False
+    documents: Int[Tensor, " batch"] | None = None
+    needle: Bool[Tensor, "batch pos"] | None = None
+    question: Bool[Tensor, "batch pos"] | None = None
+    counted: Bool[Tensor, "batch pos"] | None = None
+    original: Int[Tensor, "batch pos"] | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "TokenBatch":
+        """The batch with every tensor changed alike: some of its rows, another device."""
+        tensors: dict[str, Any] = {
+            field.name: change(value)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **tensors)
+
+    @property
+    def repeating(self) -> Int[Tensor, "batch pos"]:
+        """The tokens whose repeats count: in a null those that it stands for, else the tokens."""
+        return self.tokens if self.original is None else self.original
+
+    @property
+    def real(self) -> Bool[Tensor, "batch pos"]:
+        """Where there are real tokens."""
+        if self.key_mask is None:
+            return torch.ones_like(self.tokens, dtype=torch.bool)
+        return self.key_mask
 
 
 def repeated_tokens(
@@ -47,7 +79,7 @@ def repeated_tokens(
 
     Raises: AnalysisError for a block shorter than 3 or longer than the vocabulary allows.
     """
-    first = _blocks(n_sequences, block, d_vocab, seed, bos, excluded, n_blocks=1)
+    first = random_blocks(n_sequences, block, d_vocab, seed, bos, excluded, n_blocks=1)
     return _batch(np.concatenate((first, first), axis=1), block, bos)
 
 
@@ -67,11 +99,12 @@ def unrepeated_tokens(
 
     Raises: AnalysisError as `repeated_tokens` does.
     """
-    both = _blocks(n_sequences, block, d_vocab, seed, bos, excluded, n_blocks=2)
-    return _batch(both, block, bos)
+    both = random_blocks(n_sequences, block, d_vocab, seed, bos, excluded, n_blocks=2)
+    repeating = np.concatenate((both[:, :block], both[:, :block]), axis=1)
+    return replace(_batch(both, block, bos), original=led_by(bos, repeating))
 
 
-def _blocks(
+def random_blocks(
     n_sequences: int,
     block: int,
     d_vocab: int,
@@ -81,9 +114,13 @@ def _blocks(
     *,
     n_blocks: int,
 ) -> Int[np.ndarray, "batch pos"]:
+    """Blocks of distinct tokens side by side, all different as far as the vocabulary reaches.
+
+    Raises: AnalysisError for a block shorter than 3 or longer than the vocabulary allows.
+    """
     if block < 3:
         raise AnalysisError(f"block = {block} {BLOCK_RULE}")
-    choices = np.setdiff1d(np.arange(d_vocab), [*excluded, *([] if bos is None else [bos])])
+    choices = block_choices(d_vocab, bos, excluded)
     if block > len(choices):
         raise AnalysisError(
             f"block = {block} needs that many distinct tokens; the vocabulary offers {len(choices)}"
@@ -102,23 +139,28 @@ def _blocks(
     )
 
 
-def _batch(ids: Int[np.ndarray, "batch pos"], block: int, bos: int | None) -> TokenBatch:
-    lead = int(bos is not None)
+def block_choices(
+    d_vocab: int, bos: int | None, excluded: Collection[int]
+) -> Int[np.ndarray, " choice"]:
+    """The ids that a random block may hold."""
+    return np.setdiff1d(np.arange(d_vocab), [*excluded, *([] if bos is None else [bos])])
+
+
+def led_by(bos: int | None, ids: Int[np.ndarray, "batch pos"]) -> Int[Tensor, "batch led_pos"]:
+    """The sequences behind a BOS, or as they are without one."""
     if bos is not None:
         # A BOS goes in front; writing it over r_1 would leave the first pair unrepeated.
         ids = np.concatenate((np.full((len(ids), 1), bos), ids), axis=1)
-    targets = np.full(ids.shape, -1)
-    queries = np.arange(block + lead, 2 * block + lead)
+    return torch.from_numpy(ids.astype(np.int64))
+
+
+def _batch(ids: Int[np.ndarray, "batch pos"], block: int, bos: int | None) -> TokenBatch:
+    lead = int(bos is not None)
+    tokens = led_by(bos, ids)
+    targets = torch.full_like(tokens, -1)
+    queries = torch.arange(block + lead, 2 * block + lead)
     targets[:, queries] = queries - block + 1
-    return TokenBatch(
-        torch.from_numpy(ids.astype(np.int64)),
-        torch.from_numpy(targets.astype(np.int64)),
-        block=block,
-        bos=bos is not None,
-    )
-
-
-TARGET_ROWS = 64
+    return TokenBatch(tokens, targets, block=block, bos=bos is not None)
 
 
 def induction_targets(
@@ -129,20 +171,26 @@ def induction_targets(
     A copy directly before the query has the query itself as its successor; such queries have no
     target.
     """
-    # A row at a time over many sequences would be slow, all of them at once n_pos² times as large.
-    if len(tokens) > TARGET_ROWS:
-        masks = [None] * len(tokens) if key_mask is None else key_mask.split(TARGET_ROWS)
-        parts = zip(tokens.split(TARGET_ROWS), masks, strict=False)
-        return torch.cat([induction_targets(rows, mask) for rows, mask in parts])
-    n_pos = tokens.shape[1]
-    index = torch.arange(n_pos, device=tokens.device)
-    same = tokens[:, :, None] == tokens[:, None, :]
-    earlier = same & (index[None, :] < index[:, None])
-    if key_mask is not None:
-        earlier &= key_mask[:, None, :] & key_mask[:, :, None]
-    latest = torch.where(earlier, index, -1).amax(dim=-1)
+    latest = latest_copies(tokens, key_mask)
     targets = torch.where(latest >= 0, latest + 1, -1)
+    index = torch.arange(tokens.shape[1], device=tokens.device)
     return torch.where(targets == index, -1, targets)
+
+
+def latest_copies(
+    tokens: Int[Tensor, "batch pos"], key_mask: Bool[Tensor, "batch pos"] | None = None
+) -> Int[Tensor, "batch pos"]:
+    """Where each token of a sequence stood last before; -1 for its first time, and on padding."""
+    index = torch.arange(tokens.shape[1], device=tokens.device)
+    if key_mask is not None:
+        # Every padded place is a token of its own.
+        tokens = torch.where(key_mask, tokens, -1 - index)
+    # Equal tokens stand side by side when sorted, in their order: no table of all pairs.
+    order = tokens.argsort(dim=1, stable=True)
+    sorted_tokens = tokens.gather(1, order)
+    before = torch.where(sorted_tokens[:, 1:] == sorted_tokens[:, :-1], order[:, :-1], -1)
+    latest = torch.full_like(tokens, -1)
+    return latest.scatter_(1, order[:, 1:], before)
 
 
 def predictable_pairs(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos-1"]:

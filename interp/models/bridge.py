@@ -24,6 +24,7 @@ from interp.models.bridge_facts import (
     BridgedBlock,
     bridge_facts,
     check_vocabulary,
+    layer_window,
     padding_position,
 )
 from interp.models.bridge_hooks import N_POS, Hook, detach, honest_hooks, shown
@@ -74,7 +75,7 @@ class BridgedModel(ReadsTokens):
         check_vocabulary(vocabulary, self._facts)
         self._hooks = honest_hooks(bridge, self._try)
         self.blocks = [
-            BridgedBlock(block, layer, self._facts.d_model)
+            BridgedBlock(block, layer, self._facts.d_model, layer_window(bridge, layer))
             for layer, block in enumerate(bridge.blocks)
         ]
 

@@ -79,11 +79,13 @@ def check_vocabulary(vocabulary: Vocabulary | None, facts: FlatConfig) -> None:
 
 
 class BridgedAttention:
-    """The output weights of one layer's heads, in TransformerLens's layout."""
+    """What is known of one layer's heads; weights are in TransformerLens's layout."""
 
-    def __init__(self, attention: nn.Module, d_model: int):
+    def __init__(self, attention: nn.Module, d_model: int, window: int | None):
         self._attention = attention
         self._d_model = d_model
+        self.window = window
+        """How many of the latest keys a query sees; None for all."""
 
     @property
     def W_O(self) -> Float[Tensor, "n_heads d_head d_model"]:
@@ -100,10 +102,11 @@ class BridgedAttention:
 class BridgedBlock:
     """One layer of a bridged model."""
 
-    def __init__(self, block: nn.Module, layer: int, d_model: int):
+    def __init__(self, block: nn.Module, layer: int, d_model: int, window: int | None):
         self._block = block
         self._layer = layer
         self._d_model = d_model
+        self._window = window
 
     @property
     def attn(self) -> BridgedAttention:
@@ -114,7 +117,7 @@ class BridgedBlock:
         attention = dict(self._block.named_children()).get("attn")
         if attention is None:
             raise ModelError(f"layer {self._layer} has no attention")
-        return BridgedAttention(attention, self._d_model)
+        return BridgedAttention(attention, self._d_model, self._window)
 
 
 def _check_kind(bridge: TransformerBridge, whole: object) -> None:
@@ -139,6 +142,16 @@ def _window(hf: object, stated: int | None) -> int | None:
     if window is None:
         return stated
     return int(window) if kinds is None or "sliding_attention" in kinds else None
+
+
+def layer_window(bridge: TransformerBridge, layer: int) -> int | None:
+    """How many of the latest keys a query of this layer sees; None for all."""
+    whole = getattr(bridge.original_model, "config", None)
+    hf = whole.get_text_config() if whole is not None else None
+    kinds = getattr(hf, "layer_types", None)
+    if kinds is not None and kinds[layer] != "sliding_attention":
+        return None
+    return _window(hf, None)
 
 
 def _rotary_base(hf: object, stated: int | float) -> float:

@@ -1,8 +1,11 @@
 """Attention heads as a module: projections, positions, hooks, and the choice of path.
 
 Scores and pattern are tensors only in a call in which somebody hooked one of them; otherwise the
-fused operator runs. The heads share one projection each for Q, K, V and O: no loop over heads.
+fused operator runs. An observer sees each call's attention without either. The heads share one
+projection each for Q, K, V and O: no loop over heads.
 """
+
+from collections.abc import Callable
 
 import torch
 from einops import rearrange
@@ -11,13 +14,15 @@ from torch import Tensor, nn
 
 from interp.config import ModelConfig
 from interp.models.attention import (
-    allowed_keys,
     attention_pattern,
     attention_scores,
     fused_attention,
     weighted_values,
 )
+from interp.models.layer_attention import LayerAttention
 from interp.models.layers import HeadNorm, Rotation, bias_of, hook_point, rotate
+from interp.models.masks import AttentionMask
+from interp.models.patterns import Pattern, QueryKeys
 
 
 class GroupedAttention(nn.Module):
@@ -33,6 +38,7 @@ class GroupedAttention(nn.Module):
         self.n_heads = heads.n_heads
         self.n_key_value_heads = config.n_key_value_heads
         self.d_head = config.d_head
+        self.layer = layer
         self.scale = config.attention_scale(layer)
         self.window = config.window(layer)
         self.dropout = config.dropout
@@ -51,6 +57,7 @@ class GroupedAttention(nn.Module):
         self.smear = (
             nn.Parameter(torch.zeros(self.n_key_value_heads)) if heads.smeared_keys else None
         )
+        self.observer: Callable[[LayerAttention], None] | None = None
         self.hook_q = hook_point()
         self.hook_k = hook_point()
         self.hook_v = hook_point()
@@ -86,7 +93,10 @@ class GroupedAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = self.hook_rot_q(rotate(q, rotation)), self.hook_rot_k(rotate(k, rotation))
-        z = self.hook_z(self._attend(q, k, v, key_mask))
+        z, weights = self._attend(q, k, v, AttentionMask(key_mask=key_mask, window=self.window))
+        z = self.hook_z(z)
+        if self.observer is not None:
+            self.observer(self._seen(weights, v, z, key_mask))
         if self.hook_result.has_hooks():
             result = torch.einsum("bphd,hdm->bphm", z, self.W_O)
             return self.hook_result(result).sum(dim=2) + self.b_O
@@ -97,24 +107,33 @@ class GroupedAttention(nn.Module):
         q: Float[Tensor, "batch pos n_heads d_head"],
         k: Float[Tensor, "batch pos n_key_value_heads d_head"],
         v: Float[Tensor, "batch pos n_key_value_heads d_head"],
-        key_mask: Bool[Tensor, "batch pos"] | None,
-    ) -> Float[Tensor, "batch pos n_heads d_head"]:
+        mask: AttentionMask,
+    ) -> tuple[Float[Tensor, "batch pos n_heads d_head"], QueryKeys | Pattern]:
         # Functional attention applies whatever probability it is given, in eval too.
         dropout = self.dropout if self.training else 0.0
         if not (self.hook_attn_scores.has_hooks() or self.hook_pattern.has_hooks()):
-            return fused_attention(
-                q,
-                k,
-                v,
-                scale=self.scale,
-                key_mask=key_mask,
-                window=self.window,
-                dropout=dropout,
-            )
-        allowed = allowed_keys(q.shape[1], key_mask, q.device, self.window)
+            z, lse = fused_attention(q, k, v, scale=self.scale, mask=mask, dropout=dropout)
+            return z, QueryKeys(q, k, self.scale, mask, lse)
+        allowed = mask.allowed(q.shape[1], k.shape[1], q.device)
         scores = self.hook_attn_scores(attention_scores(q, k, allowed, self.scale))
+        # Hooks may have edited it: no statistic of queries and keys tells what it is.
         pattern = self.hook_pattern(attention_pattern(scores))
-        return weighted_values(nn.functional.dropout(pattern, dropout), v)
+        z = weighted_values(nn.functional.dropout(pattern, dropout), v)
+        return z, Pattern(pattern)
+
+    def _seen(
+        self,
+        weights: QueryKeys | Pattern,
+        v: Float[Tensor, "batch pos n_key_value_heads d_head"],
+        z: Float[Tensor, "batch pos n_heads d_head"],
+        key_mask: Bool[Tensor, "batch pos"] | None,
+    ) -> LayerAttention:
+        """This call's attention as an observer sees it."""
+        if key_mask is None:
+            key_mask = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device)
+        return LayerAttention(
+            self.layer, weights, key_mask, window=self.window, v=v, z=z, W_O=self.W_O
+        )
 
     @property
     def W_Q(self) -> Float[Tensor, "n_heads d_model d_head"]:

@@ -1,21 +1,21 @@
-"""Watching every layer's attention during one forward pass, and keeping only what it is reduced to.
+"""Watching every layer's attention during one forward pass, and keeping what it is reduced to."""
 
-No n×n tensor outlives its layer.
-"""
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from interp.errors import ModelError
+from interp.models.direct_path import unembedding_of
 from interp.models.hub import Source
+from interp.models.layer_attention import LayerAttention
 from interp.models.modes import WholeModel
 from interp.models.modes import looking_at as looking_at
-from interp.models.transformer import FlatConfig, HookPoint
+from interp.models.patterns import Pattern
+from interp.models.transformer import FlatConfig, HookPoint, Transformer
 from interp.models.vocabulary import Vocabulary
 
 
@@ -38,7 +38,7 @@ class HookedModel(WholeModel, Protocol):
 
     @property
     def blocks(self) -> Any:  # a ModuleList or a list: they share no type
-        """The layers by index; each answers `attn.W_O` and `attn.b_O`."""
+        """The layers by index; each answers `attn.W_O`, `attn.b_O` and `attn.window`."""
         ...
 
     def to_tokens(self, text: object) -> Int[Tensor, "batch pos"]:
@@ -78,58 +78,100 @@ def as_hooked(model: object) -> HookedModel:
     raise ModelError(f"a model was expected, got {kind}: interp.load_model(ref) makes one")
 
 
-@dataclass(frozen=True)
-class LayerAttention:
-    """The attention of one layer on one batch, as an analysis sees it."""
-
-    layer: int
-    pattern: Float[Tensor, "batch n_heads query key"]
-    key_mask: Bool[Tensor, "batch key"]
-
-    def prob_at(self, keys: Int[Tensor, "batch query"]) -> Float[Tensor, "batch n_heads query"]:
-        """Attention of each query to one key of its own; 0 where `keys` is -1."""
-        index = keys.clamp(min=0)[:, None, :, None].expand(-1, self.pattern.shape[1], -1, 1)
-        probability = self.pattern.gather(3, index).squeeze(3).float()
-        return probability.masked_fill(keys[:, None, :] < 0, 0.0)
-
-
 def watch_attention(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
-    reduce: Callable[[LayerAttention], Mapping[str, Tensor]],
+    reduce: Callable[[LayerAttention], Mapping[Any, Tensor]],
     key_mask: Bool[Tensor, "batch pos"] | None = None,
-) -> list[dict[str, Tensor]]:
-    """What `reduce` makes of each layer's attention, by layer; the model is left as it was."""
-    reduced: list[dict[str, Tensor]] = []
+) -> list[dict[Any, Tensor]]:
+    """What `reduce` makes of each layer's attention, by layer, in one forward pass.
+
+    Our model computes no pattern for it: queries and keys are looked at, with the log-sum-exp that
+    its attention leaves. Where hooks of the user's edit scores or pattern, that pattern counts. A
+    bridged model computes every pattern anyway, and those are looked at. Nothing outlives its layer
+    but what was reduced, on the CPU. The model is left as it was.
+    """
+    reduced: dict[int, dict[Any, Tensor]] = {}
     device = torch.device(str(model.cfg.device))
     tokens = tokens.to(device)
-    real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask.to(device)
+    key_mask = None if key_mask is None else key_mask.to(device)
 
-    def hook_for(layer: int) -> tuple[str, Callable]:
-        def look(pattern: Tensor, hook: object) -> None:
-            measured = reduce(LayerAttention(layer, pattern.detach(), real))
-            reduced.append({name: value.cpu() for name, value in measured.items()})
+    unembedding = unembedding_of(model)
 
-        return f"blocks.{layer}.attn.hook_pattern", look
+    def look(attention: LayerAttention) -> None:
+        attention.unembedding = unembedding
+        measured = reduce(attention)
+        reduced[attention.layer] = {name: value.cpu() for name, value in measured.items()}
 
     with looking_at(model):
-        model.run_with_hooks(
-            tokens,
-            fwd_hooks=[hook_for(layer) for layer in range(model.cfg.n_layers)],
-            attention_mask=None if key_mask is None else real,
-            return_type=None,
-        )
-    return reduced
+        if isinstance(model, Transformer):
+            with _observed(model, look):
+                model(tokens, attention_mask=key_mask, return_type=None)
+        else:
+            _look_at_patterns(model, tokens, look, key_mask)
+    return [reduced[layer] for layer in range(model.cfg.n_layers)]
 
 
-def uniform_attention(
-    key_mask: Bool[Tensor, "batch pos"],
-    n_heads: int,
-    attention_dir: Literal["causal", "bidirectional"] = "causal",
-) -> LayerAttention:
-    """What heads without any preference do: every allowed key gets the same share."""
-    n_pos = key_mask.shape[1]
-    reach = torch.ones(n_pos, n_pos, dtype=torch.bool, device=key_mask.device)
-    allowed = key_mask[:, None, :] & (reach.tril() if attention_dir == "causal" else reach)
-    share = allowed / allowed.sum(dim=-1, keepdim=True).clamp(min=1)
-    return LayerAttention(0, share[:, None].expand(-1, n_heads, -1, -1), key_mask)
+def layer_window(model: HookedModel, layer: int) -> int | None:
+    """How many of the latest keys a query of this layer sees; None for all."""
+    return model.blocks[layer].attn.window
+
+
+@contextmanager
+def _observed(model: Transformer, look: Callable[[LayerAttention], None]) -> Iterator[None]:
+    blocks: Any = model.blocks  # a ModuleList says only Module
+    layers = [block.attn for block in blocks]
+    before = [attn.observer for attn in layers]
+    try:
+        for attn in layers:
+            attn.observer = look
+        yield
+    finally:
+        for attn, observer in zip(layers, before, strict=True):
+            attn.observer = observer
+
+
+def _look_at_patterns(
+    model: HookedModel,
+    tokens: Int[Tensor, "batch pos"],
+    look: Callable[[LayerAttention], None],
+    key_mask: Bool[Tensor, "batch pos"] | None,
+) -> None:
+    real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
+    causal = model.cfg.attention_dir == "causal"
+
+    def hooks_for(layer: int) -> list[tuple[str, Callable]]:
+        names = {kind: f"blocks.{layer}.attn.hook_{kind}" for kind in ("pattern", "v", "z")}
+        if not {names["v"], names["z"]} <= set(model.hook_dict):
+            del names["v"], names["z"]
+        held: dict[str, Tensor] = {}
+
+        def hook_for(kind: str) -> Callable:
+            def hold(value: Tensor, hook: object) -> None:
+                held[kind] = value
+                if len(held) == len(names):  # in which order they come depends on the model
+                    attn = model.blocks[layer].attn if "z" in held else None
+                    look(
+                        LayerAttention(
+                            layer,
+                            Pattern(held["pattern"]),
+                            real,
+                            causal=causal,
+                            window=layer_window(model, layer),
+                            v=held.get("v"),
+                            z=held.get("z"),
+                            W_O=None if attn is None else attn.W_O,
+                        )
+                    )
+                    held.clear()
+
+            return hold
+
+        return [(name, hook_for(kind)) for kind, name in names.items()]
+
+    model.run_with_hooks(
+        tokens,
+        fwd_hooks=[pair for layer in range(model.cfg.n_layers) for pair in hooks_for(layer)],
+        attention_mask=None if key_mask is None else real,
+        return_type=None,
+    )

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp import registry
 from interp.config import ModelConfig, ProbeConfig
 from interp.data.repeated import TokenBatch, predictable_pairs, repeated_tokens
-from interp.measure import measure, sequence_statistics, sequences_at_once
+from interp.evidence import sequence_statistics
+from interp.measure import head_values, sequences_at_once
 from interp.models.watch import HookedModel, looking_at
 
 HEAD_SEQUENCES = 32
@@ -66,13 +66,11 @@ class SequenceProbe:
             first, second = zip(
                 *(copy_losses(model, batch) for batch in self.repeated), strict=True
             )
-            induction = measure(model, [registry.get("induction")], self.repeated)
-            others = measure(
-                model, [registry.get("previous-token"), registry.get("sinks")], self.for_heads
-            )
+            scores = head_values(model, ["induction"], self.repeated)
+            scores |= head_values(model, ["previous-token", "sinks"], self.for_heads)
         metrics["first_copy_loss"] = float(np.mean(first))
         metrics["second_copy_loss"] = float(np.mean(second))
-        return Measurement(metrics, _head_rows({**induction, **others}))
+        return Measurement(metrics, _head_rows(scores))
 
     def _held_out_losses(self, model: HookedModel) -> dict[str, float]:
         if self.held_out is None or self.icl is None:

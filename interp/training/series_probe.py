@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.data.corpus import read_corpus, read_text
+from interp.data.corpus import HELD_OUT, read_corpus, read_text
 from interp.data.stream import TextStream
 from interp.errors import AnalysisError, ConfigError, ModelError
-from interp.measure import repeated_inputs
+from interp.inputs import random_inputs
 from interp.models.vocabulary import Vocabulary
 from interp.models.watch import HookedModel
 from interp.training.probes import IclScore, SequenceProbe
@@ -31,8 +31,6 @@ EARLY, LATE = (40, 60), (490, 510)
 and token 500; the ten on either side make the score less noisy."""
 LEAST_WIDTH = 8
 """Below it there are no early and late positions."""
-HELD_OUT = 0.1
-"""Share of a corpus's files that is held out, as for training runs unless their config differs."""
 SAMPLE = 2000
 """Characters whose encoding tells whether two checkpoints have one tokenizer."""
 
@@ -155,7 +153,7 @@ def probe_for(
             "no phase change to look for"
         )
     blocks = None if options.blocks is None else list(options.blocks)
-    repeated = repeated_inputs(model, blocks, options.batch, options.seed)
+    repeated = random_inputs(model, blocks, options.batch, options.seed)
     facts: dict[str, object] = {"repeated": repeated.description, **repeated.params}
     if texts is None:
         return SequenceProbe(repeated.batches), {**facts, "text": "none"}

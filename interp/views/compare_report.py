@@ -23,7 +23,7 @@ from interp.views.style import drawable
 SHOWN = 5
 """Strongest heads of each kind in the table."""
 
-_MAPS_IN_A_ROW = 3
+_MAPS_IN_A_ROW = 2
 
 
 def compare_page(comparison: Comparison) -> Page:
@@ -68,8 +68,8 @@ def findings(comparison: Comparison) -> list[str]:
             for label, name in names.items()
             if label in best.index
         ]
-        above = [
-            f"{spread.loc[label, 'above_null']} of {spread.loc[label, 'heads']} in {name}"
+        selected = [
+            f"{spread.loc[label, 'selected']} of {spread.loc[label, 'heads']} in {name}"
             for label, name in names.items()
             if label in best.index
         ]
@@ -77,8 +77,8 @@ def findings(comparison: Comparison) -> list[str]:
             lines.append(f"{_words(score)}: not measurable on these tokens.")
             continue
         lines.append(
-            f"{_words(score)}: the strongest heads are {' and '.join(said)}; above the largest "
-            f"head of the null lie {' and '.join(above)}."
+            f"{_words(score)}: the strongest heads are {' and '.join(said)}; selected are "
+            f"{' and '.join(selected)}."
         )
     return [*lines, *_difference_findings(comparison, names)]
 
@@ -153,14 +153,14 @@ def _distributions(comparison: Comparison, names: dict[str, str]) -> Iterator[Pa
         (
             _words(row["score"]),
             names[row["model"]],
-            f"{row['above_null']} of {row['heads']}",
+            f"{row['selected']} of {row['heads']}",
             *(_short(row[column]) for column in columns),
         )
         for row in comparison.distributions.to_dict("records")
     ]
     yield Table(
-        "Heads that score more than the largest head of the null, and quantiles over heads.",
-        ("score", "model", "above null", *(column.replace("_", " ") for column in columns)),
+        "How many heads are selected, the largest null of any head, and quantiles over heads.",
+        ("score", "model", "selected", *(column.replace("_", " ") for column in columns)),
         tuple(rows),
         words=2,
     )
@@ -183,7 +183,7 @@ def _differences(comparison: Comparison, names: dict[str, str]) -> Iterator[Part
             yield Plot(
                 head_maps(
                     [HeadMap(_words(score), comparison.differences, score) for score in row],
-                    title="Difference by head",
+                    title=f"Difference by head: {', '.join(map(_words, row)).lower()}",
                     subtitle=f"{second} minus {first}",
                     caption="One cell a head; orange is more in the second model, blue is less, on "
                     "one colour range for all maps.",
@@ -229,7 +229,8 @@ def _differences(comparison: Comparison, names: dict[str, str]) -> Iterator[Part
 
 def _strongest(comparison: Comparison, names: dict[str, str]) -> Iterator[Part]:
     yield Table(
-        "The strongest heads of each kind: score ± one standard error, with the head's null below.",
+        "The strongest heads of each kind: score ± one standard error; below, the head's null and "
+        "whether the head is selected.",
         ("score", *names.values()),
         tuple(strongest_rows(comparison, SHOWN)),
         words=3,
@@ -245,7 +246,7 @@ def _strongest(comparison: Comparison, names: dict[str, str]) -> Iterator[Part]:
 def _cell(row: pd.Series) -> str:
     error = f" ± {row['se']:.2g}" if pd.notna(row["se"]) else ""
     value, null = _short(row["value"]), _short(row["null"])
-    return f"{_head(row)}  {value}{error}\nnull {null}"
+    return f"{_head(row)}  {value}{error}\nnull {null}{', selected' if row['selected'] else ''}"
 
 
 def _caveats(comparison: Comparison) -> tuple[str, ...]:
@@ -255,14 +256,24 @@ def _caveats(comparison: Comparison) -> tuple[str, ...]:
             "Both models see the same ids, and unless they share a tokenizer an id is other text "
             "in each: random tokens show what heads do with repeats and places, not with language."
         )
-    elif not comparison.paired:
+    if "documents" in comparison.params:
+        said.append(
+            "Windows of one document are not independent: standard errors are clustered by "
+            "document, and heads are selected on half of the documents."
+        )
+    if not comparison.paired:
         said.append(
             "Each model reads the text through its own tokenizer, so the two see other tokens in "
             "other windows, and no difference is taken within a sequence."
         )
     said.append(
-        "A score says where a head looks, not what it writes; a head above the null's largest is "
-        "more than chance, which need not be much."
+        "A head is selected where, on one half of the independent sequences, it scores above the "
+        f"largest null of any head, and above its own null by {_effects(comparison)} at least; its "
+        "held-out score is its mean over the other half. Of a single sequence nothing is selected."
+    )
+    said.append(
+        "A score says where a head looks, not what it writes; a selected head is more than chance, "
+        "which need not be much."
     )
     if not comparison.differences.empty:
         said.append(
@@ -270,6 +281,14 @@ def _caveats(comparison: Comparison) -> tuple[str, ...]:
             "checkpoints of one model; models trained apart number their heads as chance has it."
         )
     return tuple(said)
+
+
+def _effects(comparison: Comparison) -> str:
+    effects = comparison.params["effect"]
+    assert isinstance(effects, dict)
+    if len(set(effects.values())) == 1:
+        return _plain(next(iter(effects.values())))
+    return ", ".join(f"{_plain(own)} ({_words(score).lower()})" for score, own in effects.items())
 
 
 def _facts(comparison: Comparison) -> Table:
@@ -280,8 +299,9 @@ def _facts(comparison: Comparison) -> Table:
         ("inputs", comparison.inputs),
         ("same sequences", "yes" if comparison.paired else "no"),
         ("seed", str(comparison.seed)),
-        *((f"params.{name}", _plain(value)) for name, value in comparison.params.items()),
-        *((f"versions.{name}", value) for name, value in comparison.versions.items()),
+        # In words, which wrap on a phone.
+        *((name.replace("_", " "), _plain(value)) for name, value in comparison.params.items()),
+        *((f"{name} version", value) for name, value in comparison.versions.items()),
     ]
     return Table("Inputs, settings and versions.", ("fact", "value"), tuple(facts), words=2)
 

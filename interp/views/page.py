@@ -139,9 +139,11 @@ def number(value: object) -> str:
     if isinstance(value, bool) or pd.api.types.is_bool(value):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(number(item) for item in value)
+        return ("; " if any(isinstance(v, dict) for v in value) else ", ").join(map(number, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number(item)}" for name, item in value.items())
     if pd.api.types.is_integer(value):
-        return f"{value:,}"
+        return f"{value:,}".replace("-", "−")
     if isinstance(value, float | np.floating):
         real = float(value)
         return (f"{real:,.0f}" if abs(real) >= 1000 else f"{real:.4g}").replace("-", "−")

@@ -17,13 +17,14 @@ TOP = 12
 
 def scores_page(results: Sequence[HeadScores], title: str) -> Page:
     """One page for any number of head scores, each with its map, strongest heads and facts."""
+    models = list(dict.fromkeys(str(scores.model) for scores in results))
     sections = []
     for place, scores in enumerate(results, start=1):
-        name = f"result-{place}"
-        heading = f"{_words(scores.analysis)}, {scores.model}" if len(results) > 1 else "Heads"
-        sections.append(Section(name, heading, _parts(scores)))
-    models = ", ".join(dict.fromkeys(str(scores.model) for scores in results))
-    return Page(title, origin=models, sections=tuple(sections))
+        heading = _words(scores.analysis) if len(results) > 1 else "Heads"
+        if len(models) > 1:
+            heading += f", {scores.model}"
+        sections.append(Section(f"result-{place}", heading, _parts(scores)))
+    return Page(title, origin=", ".join(models), sections=tuple(sections))
 
 
 def read_scores(path: Path) -> HeadScores | None:
@@ -47,8 +48,9 @@ def _parts(scores: HeadScores) -> tuple[Part, ...]:
             *_facts(scores),
         )
     values = pd.to_numeric(table[column], errors="coerce")
-    # An effect has a sign even where all its values happen to share one.
-    diverging = bool((values < 0).any()) or scores.analysis.startswith("ablat")
+    # An effect has a sign even where all its values happen to share one, and either is strong.
+    effect = scores.analysis.startswith("ablat")
+    diverging = bool((values < 0).any()) or effect
     within = scores.unit == "attention probability" and not diverging
     origin = (scores.model, about(table, scores.unit), f"seed {scores.seed}")
     subtitle = ", ".join(filter(None, origin))
@@ -66,9 +68,9 @@ def _parts(scores: HeadScores) -> tuple[Part, ...]:
         parts.append(Plot(figure))
     else:
         parts.append(Words("No head has a finite value, so there is no map to draw."))
-    strength = values.abs() if diverging else values
+    strength = values.abs() if effect else values
     order = strength.sort_values(ascending=False, kind="stable").index
-    ranked = table.loc[order]
+    ranked = _quoted(table.loc[order])
     ranked = ranked.drop(columns=["layer", "head"]).assign(head=_labels(ranked))
     parts.append(
         frame_table(ranked.head(TOP), f"The {min(TOP, len(ranked))} strongest heads.", ["head"])
@@ -80,21 +82,41 @@ def _parts(scores: HeadScores) -> tuple[Part, ...]:
 
 
 def _facts(scores: HeadScores) -> tuple[Part, ...]:
-    summary = tuple((_words(name), number(value)) for name, value in scores.summary.items())
+    figures, records = [], []
+    for name, value in scores.summary.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            records.append(frame_table(_quoted(pd.DataFrame(value)), f"{_words(name)}."))
+        elif name == "best_head":
+            # As the tables name it: 2.0 reads as a number.
+            figures.append((_words(name), "L" + str(value).replace(".", "H")))
+        else:
+            figures.append((_words(name), number(value)))
     facts = (
         ("analysis", str(scores.analysis)),
         ("model", str(scores.model)),
         ("inputs", _plain(scores.inputs)),
         ("seed", _plain(scores.seed)),
-        *((f"params.{name}", _plain(value)) for name, value in scores.params.items()),
-        *((f"versions.{name}", _plain(value)) for name, value in scores.versions.items()),
+        # In words, which wrap on a phone.
+        *((name.replace("_", " "), _plain(value)) for name, value in scores.params.items()),
+        *((f"{name} version", _plain(value)) for name, value in scores.versions.items()),
     )
     told = (
-        [Table("Summary of the whole model.", ("figure", "value"), summary, words=2)]
-        if summary
+        [Table("Summary of the whole model.", ("figure", "value"), tuple(figures), words=2)]
+        if figures
         else []
     )
-    return (*told, Table("Where this comes from.", ("fact", "value"), facts, words=2))
+    return (*told, *records, Table("Where this comes from.", ("fact", "value"), facts, words=2))
+
+
+def _quoted(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its texts in quotes: a token may be a space or a line break."""
+    texts = [name for name in table if table[name].map(lambda cell: isinstance(cell, str)).any()]
+    return table.assign(
+        **{
+            name: table[name].map(lambda cell: repr(cell) if isinstance(cell, str) else cell)
+            for name in texts
+        }
+    )
 
 
 def _labels(table: pd.DataFrame) -> list[str]:
@@ -109,5 +131,5 @@ def _plain(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_plain(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_plain(item) for item in value)
-    return "–" if value is None else str(value)
+        return ", ".join(_plain(item) for item in value) or "–"
+    return "–" if value is None or value == "" else str(value)

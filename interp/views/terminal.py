@@ -1,30 +1,190 @@
 """Head scores, comparisons and diagnoses as tables on a terminal."""
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from interp.comparison.result import Comparison
 from interp.doctor import Diagnosis
-from interp.tables import HeadScores
+from interp.tables import HeadScores, head_label
 from interp.views.compare_report import findings, strongest_rows
 
 ROWS = 20
 
 
 def print_scores(scores: HeadScores) -> None:
-    """Print the strongest heads first, with what was measured and on what."""
-    console = Console(highlight=False)
+    """Print the strongest heads first, with what was measured, how, and on what."""
+    console = Console(highlight=False, markup=False)  # a model's name may hold brackets
     shown = scores.top(ROWS)
-    table = Table(title=f"{scores.analysis} of {scores.model}", title_justify="left")
-    for column in shown.columns:
-        table.add_column(column, justify="right", overflow="fold")
-    for row in shown.itertuples(index=False):
-        table.add_row(*(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row))
-    console.print(table)
+    columns, same = _columns(scores)
+    cells = {
+        _heading(column, scores.score): [_cell(value) for value in shown[column]]
+        for column in columns
+    }
+    _print_columns(console, f"{scores.analysis} of {scores.model}", _labels(shown), cells)
     if len(scores.table) > len(shown):
         console.print(f"the {len(shown)} strongest of {len(scores.table)} heads")
+    if same:
+        told = ", ".join(
+            f"{_heading(column, scores.score)} {_said(v)}" for column, v in same.items()
+        )
+        console.print(f"the same for every head: {told}")
+    if "selected" in scores.summary:
+        console.print(_selection(scores))
+    for name, value in scores.summary.items():
+        if name not in ("best", "best_head", "selected", "largest_null"):
+            console.print(f"{name.replace('_', ' ')}: {_plain(value)}")
     console.print(f"{scores.unit}; {scores.inputs}; seed {scores.seed}")
+    own = ((name, value) for name, value in scores.params.items() if name not in SAID)
+    settings = ", ".join(f"{name} = {_plain(value)}" for name, value in own if value != "")
+    if settings:
+        console.print(settings)
+
+
+SAID = ("blocks", "batch", "bos", "shape", "called")
+"""Parameters that the description of the inputs, or the sentence on selection, says already."""
+
+
+def _columns(scores: HeadScores) -> tuple[list[str], dict[str, object]]:
+    """The columns that differ between heads, and the values of the others.
+
+    A table on a terminal has no room for a column of one value.
+    """
+    every = [column for column in scores.table if column not in ("layer", "head")]
+    told = {scores.score, f"{scores.score}_se", "selected"}
+    same = {
+        column: scores.table[column].iloc[0]
+        for column in every
+        if column not in told and scores.table[column].nunique(dropna=False) == 1
+    }
+    return [column for column in every if column not in same], same
+
+
+def _heading(column: str, score: str) -> str:
+    return column.removeprefix(f"{score}_").replace("_", " ")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return "" if np.isnan(value) else f"{value:.4f}"
+    return str(value)
+
+
+def _said(value: object) -> str:
+    """A cell inside a sentence, where nothing at all would not be seen."""
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    return _cell(value) or "none"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return "; ".join(map(_plain, value)) or "none"
+    if isinstance(value, dict):
+        # A token may be a space; its line breaks are written out already.
+        parts = ((n, f"'{v}'" if isinstance(v, str) else _plain(v)) for n, v in value.items())
+        return ", ".join(f"{name} {inner}" for name, inner in parts)
+    return str(value)
+
+
+def _selection(scores: HeadScores) -> str:
+    if scores.table[f"{scores.score}_held_out"].isna().all():
+        return (
+            f"no head can be selected as {scores.params['called']}: a choice on one half and an "
+            "estimate on the other need two independent sequences at least"
+        )
+    number = int(str(scores.summary["selected"]))
+    noun = f"{scores.params['called']}{'' if number == 1 else 's'}"
+    largest = float(str(scores.summary["largest_null"]))
+    return (
+        f"{number} of {len(scores.table)} heads {'is' if number == 1 else 'are'} selected as "
+        f"{noun}: on one half of the independent sequences {scores.params['effect']} or more "
+        f"above their own null, and above the largest null of any head, {largest:.4f}; held out "
+        "is the estimate on the other half"
+    )
+
+
+def print_all_scores(results: Sequence[HeadScores]) -> None:
+    """Print the scores of each analysis's strongest heads side by side, then each in one line.
+
+    The analyses stand beside each other as far as the terminal is wide, and below each other then;
+    a star marks the three strongest heads of each.
+    """
+    console = Console(highlight=False, markup=False)
+    strongest = {scores.analysis: _labels(scores.top(STRONGEST)) for scores in results}
+    heads = {label for labels in strongest.values() for label in labels}
+    first = results[0].table
+    rows = [place for place, label in enumerate(_labels(first)) if label in heads]
+    cells = {
+        scores.analysis: [
+            f"{_cell(float(scores.table[scores.score].iloc[place]))}"
+            f"{'*' if label in strongest[scores.analysis] else ' '}"
+            for place, label in zip(rows, _labels(first.iloc[rows]), strict=True)
+        ]
+        for scores in results
+    }
+    labels = _labels(first.iloc[rows])
+    _print_columns(console, f"heads of {results[0].model}", labels, cells)
+    console.print(f"* among the {STRONGEST} strongest of an analysis")
+    for scores in results:
+        summary, best = scores.summary, scores.top(1).iloc[0]
+        error = float(best[f"{scores.score}_se"])
+        spread = "" if np.isnan(error) else f" ± {error:.4f}"
+        line = (
+            f"{scores.analysis}: strongest {summary['best_head']} with "
+            f"{float(best[scores.score]):.4f}{spread}, largest null "
+            f"{float(str(summary['largest_null'])):.4f} ({scores.unit})"
+        )
+        if "selected" in summary:
+            line += (
+                f"; {summary['selected']} of {len(scores.table)} heads selected, by an effect of "
+                f"{_plain(scores.params['effect'])}"
+            )
+        console.print(line)
+    for described in dict.fromkeys(scores.inputs for scores in results):
+        names = ", ".join(scores.analysis for scores in results if scores.inputs == described)
+        console.print(f"{names}: {described}; seed {results[0].seed}")
+
+
+STRONGEST = 3
+"""Heads of each analysis in the table of all of them."""
+
+
+def _labels(table: pd.DataFrame) -> list[str]:
+    return [head_label(int(row.layer), int(row.head)) for row in table.itertuples()]
+
+
+def _print_columns(
+    console: Console, title: str, labels: Sequence[str], columns: Mapping[str, Sequence[str]]
+) -> None:
+    """Columns by heading, one row for each head, in as many tables as the terminal needs.
+
+    A number folded over two lines is two numbers to the eye.
+    """
+    rest = dict(columns)
+    while rest:
+        room = console.width - max(map(len, ["head", *labels])) - len("┃  ┃ ")
+        table = Table(title=Text(title), title_justify="left")
+        table.add_column("head", justify="right", no_wrap=True)
+        part: list[Sequence[str]] = []
+        for heading, cells in list(rest.items()):
+            width = max(map(len, [*heading.split(), *cells]))
+            room -= width + len(" ┃ ")
+            if part and room < 0:
+                break
+            table.add_column(heading, justify="right", min_width=width, overflow="fold")
+            part.append(rest.pop(heading))
+        for label, *cells in zip(labels, *part, strict=True):
+            table.add_row(label, *map(Text, cells))
+        console.print(table)
 
 
 def print_comparison(comparison: Comparison) -> None:

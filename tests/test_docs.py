@@ -1,0 +1,131 @@
+"""What the documents tell a user to type works, word for word, on a tiny model."""
+
+import re
+import shlex
+from pathlib import Path
+
+import hf_models
+import pytest
+import torch
+from tiny_tokenizers import gpt2_like
+from typer.testing import CliRunner
+
+import interp
+from interp import registry
+from interp.cli import app
+from interp.models.layer_attention import uniform_attention
+from interp.models.loading import load_model
+
+ROOT = Path(__file__).parent.parent
+SCORES, CONTRIBUTING = ROOT / "docs" / "scores.md", ROOT / "CONTRIBUTING.md"
+MODEL = "smollm2-135m"
+"""What documents call a model; here a tiny one has its place."""
+
+
+def blocks(document, language):
+    """The fenced blocks of a language in a document."""
+    text = document.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder of a tiny GPT-2 that reads text."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    hf_models.gpt2(vocab_size=270, bos_token_id=0, eos_token_id=0).save_pretrained(folder)
+    gpt2_like().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in; analyses that are made known here are forgotten afterwards."""
+    for name in registry.names():
+        registry.get(name)  # a module is run once
+    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words):
+    """What a command that works prints."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def the_example(document):
+    """The one analysis that a document spells out, written to `my_analysis.py`."""
+    (code,) = blocks(document, "python")
+    path = Path("my_analysis.py")
+    path.write_text(code, encoding="utf-8")
+    return path
+
+
+def test_the_commands_of_the_page_on_scores_run_as_they_stand(here, model):
+    the_example(SCORES)
+    Path("mine.txt").write_text("the cat sat on the mat, the dog on the log. " * 60)
+    commands = [
+        shlex.split(line, comments=True)
+        for block in blocks(SCORES, "")
+        for line in block.splitlines()
+        if line.startswith("interp ")
+    ]
+    assert len(commands) >= 5
+    for command in commands:
+        assert call(*(str(model) if word == MODEL else word for word in command[1:]))
+
+
+def test_the_analysis_of_the_page_on_scores_is_listed_run_and_has_its_parameter(here, model):
+    path = the_example(SCORES)
+    listed = call("list", "--from", path).splitlines()
+    assert "on-token         Attention to one token." in listed
+    words = [model, "--from", path, "--token", "13", "--format", "json"]
+    assert '"token": 13' in call("on-token", *words, "--out", "out")
+    assert sorted(file.name for file in Path("out").iterdir()) == [
+        f"on_token.{ending}" for ending in ("csv", "html", "json")
+    ]
+    assert '"analysis": "on-token"' in call("scores", *words[:3], "--format", "json")
+    # In Python the decorator is enough. The first token is BOS: on it, this is `sinks`.
+    loaded = load_model(model)
+    exec(path.read_text(encoding="utf-8"), {})
+    mine = interp.analyze(loaded, "on-token", token=0)
+    sinks = interp.analyze(loaded, "sinks")
+    assert mine.matrix() == pytest.approx(sinks.matrix(), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mine.py", "sub/../mine.py", "sub/link.py"])
+def test_a_fault_in_a_users_analysis_is_one_line_however_its_file_is_named(here, model, name):
+    code = the_example(SCORES).read_text().replace("attention.expected(there)", "attention.nothing")
+    Path("mine.py").write_text(code)
+    Path("sub").mkdir()
+    Path("sub/link.py").symlink_to(Path("mine.py").resolve())
+    result = CliRunner().invoke(app, ["on-token", str(model), "--from", name, "--block", "8"])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"interp: {name}:15: AttributeError: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_an_analysis_is_offered_is_there():
+    attention = uniform_attention(torch.ones(1, 3, dtype=torch.bool))
+    rows = SCORES.read_text(encoding="utf-8").split("| member | what it is |")[1]
+    members = [
+        name
+        for row in rows.strip().splitlines()[1:]
+        for name in re.findall(r"`(\w+)(?:\([\w, ]*\))?`", row.split("|")[1])
+    ]
+    assert len(members) >= 14
+    for name in members:
+        assert hasattr(attention, name), name
+
+
+def test_the_analysis_to_contribute_runs(here, model):
+    path = the_example(CONTRIBUTING)
+    assert "my-score         What it returns, in one line" in call("list", "--from", path)
+    entropy = interp.analyze(load_model(model), "entropy", blocks=[8])
+    words = ["my-score", model, "--from", path, "--block", "8", "--format", "csv"]
+    printed = call(*words, "--min-keys", "1").splitlines()
+    assert printed[0].startswith("layer,head,my_score,my_score_se,my_score_null,n")
+    assert len(printed) == 1 + len(entropy.table)
+    assert call(*words) != call(*words, "--min-keys", "12")
