@@ -163,7 +163,7 @@ def token_inputs(
     return Inputs(
         [given],
         [_unrepeated_copy(given, model)],
-        f"{len(ids)} given sequences of {ids.shape[1]} tokens",
+        f"{len(ids)} given sequence{'' if len(ids) == 1 else 's'} of {ids.shape[1]} tokens",
         {"shape": list(ids.shape)},
     )
 

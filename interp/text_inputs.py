@@ -50,7 +50,7 @@ def text_inputs(
     n_windows = len(every) if sequences is None else min(_at_least_one(sequences), len(every))
     chosen = every[np.arange(n_windows) * len(every) // n_windows]
     inputs = token_inputs(model, _surrounded(chosen, around))
-    description = f"{n_windows} windows of {width} tokens from {path.name}"
+    description = f"{n_windows} {_word(n_windows)} of {width} tokens from {path.name}"
     params = {**inputs.params, "text": path.name, "bos": around[0] if around else None}
     return replace(inputs, description=description + _lead(around, prepend_bos), params=params)
 
@@ -152,8 +152,9 @@ def windows_inputs(
     return replace(
         inputs,
         description=(
-            f"{len(places)} windows of {windows.width} tokens from {source} of {label} (held out, "
-            f"sha256 {windows.sha256}){windows.lead}{left_out if n_short else ''}"
+            f"{len(places)} {_word(len(places))} of {windows.width} tokens from {source} of "
+            f"{label} (held out, sha256 {windows.sha256}){windows.lead}"
+            f"{left_out if n_short else ''}"
         ),
         params={
             **inputs.params,
@@ -227,3 +228,7 @@ def _lead(around: list[int], prepend_bos: bool | None) -> str:
     if around:
         return f", each led by BOS = {around[0]}"
     return "" if prepend_bos is None else ", no BOS"
+
+
+def _word(number: int) -> str:
+    return "window" if number == 1 else "windows"

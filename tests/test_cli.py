@@ -298,7 +298,7 @@ def test_tokens_are_taken_exactly_as_given(here):
     np.save("row.npy", ids[0])
     again = call("induction", "run", "--tokens", "bytes.npy", "--format", "json").stdout
     assert again == printed
-    assert "1 given sequences of 12 tokens" in call("sinks", "run", "--tokens", "row.npy").stdout
+    assert "1 given sequence of 12 tokens" in call("sinks", "run", "--tokens", "row.npy").stdout
 
 
 def test_tokens_of_exactly_n_ctx_are_taken_and_one_more_are_not(here):
@@ -845,7 +845,7 @@ def test_a_corpus_that_is_no_text_is_refused_before_anything_is_written(here):
 def test_tokens_without_repeats_have_no_induction(here):
     np.save("bad.npy", np.arange(12)[None])
     assert refused("induction", "run", "--tokens", "bad.npy").startswith(
-        "induction is not measurable on these tokens: 1 given sequences of 12 tokens"
+        "induction is not measurable on these tokens: 1 given sequence of 12 tokens"
     )
     np.save("short.npy", np.arange(7)[None])
     assert refused("sinks", "run", "--tokens", "short.npy").startswith("sinks is not measurable")

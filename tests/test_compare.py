@@ -444,7 +444,7 @@ def test_a_text_shorter_than_a_window_is_one_of_the_same_width_for_both(tmp_path
     found = compare(letters, words, text=path)
     width = found.params["length"]
     assert 2 <= width < 22
-    windows = re.findall(rf"(\d+) windows of {width} tokens from short.txt", found.inputs)
+    windows = re.findall(rf"(\d+) windows? of {width} tokens from short.txt", found.inputs)
     assert [int(n) for n in windows] == [22 // width, 1]
 
 
@@ -976,7 +976,7 @@ def test_the_command_takes_tokens(runs, tmp_path):
         "--format",
         "json",
     )
-    assert json.loads(found.stdout)["inputs"] == "1 given sequences of 9 tokens"
+    assert json.loads(found.stdout)["inputs"] == "1 given sequence of 9 tokens"
 
 
 def test_the_command_takes_a_corpus(tmp_path):

@@ -133,7 +133,7 @@ def test_windows_of_one_document_count_as_independent(folder, tmp_path):
     model = reader()
     inputs = corpus_inputs(model, str(folder), 15)
     assert inputs.batches[0].documents is None
-    assert inputs.description.startswith("1 windows of 15 tokens from one text of mine (held out,")
+    assert inputs.description.startswith("1 window of 15 tokens from one text of mine (held out,")
     path = tmp_path / "one.txt"
     path.write_text("b" * 900 + "c" * 100)
     # A file alone holds out its last tenth.

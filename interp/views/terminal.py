@@ -144,9 +144,12 @@ def print_all_scores(results: Sequence[HeadScores]) -> None:
             f"{float(str(summary['largest_null'])):.4f} ({scores.unit})"
         )
         if "selected" in summary:
+            halved = not scores.table[f"{scores.score}_held_out"].isna().all()
             line += (
                 f"; {summary['selected']} of {len(scores.table)} heads selected, by an effect of "
                 f"{_plain(scores.params['effect'])}"
+                if halved
+                else "; one sequence or document has no halves, and selects no head"
             )
         console.print(line)
     for described in dict.fromkeys(scores.inputs for scores in results):
