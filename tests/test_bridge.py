@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import interp
 from interp import registry
 from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.models.bridge import BridgedModel, bridge_model
+from interp.models.bridge import BridgedModel
+from interp.models.bridging import bridge_model
 from interp.models.layer_attention import uniform_attention
 from interp.models.loading import load_model
 from interp.models.watch import HookedModel, as_hooked, looking_at

@@ -10,7 +10,7 @@ from interp.data.repeated import TokenBatch, induction_targets
 from interp.errors import AnalysisError
 from interp.inputs import random_inputs
 from interp.measure import analyze
-from interp.models.bridge import bridge_model
+from interp.models.bridging import bridge_model
 from interp.models.direct_path import _norm_gain, unembedding_of
 from interp.models.layer_attention import LayerAttention, uniform_attention
 from interp.models.patterns import Pattern

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from tiny_tokenizers import wrapped
 
 from interp.errors import ModelError
-from interp.models.bridge import load_bridge, original_model
+from interp.models.bridging import load_bridge
 from interp.models.hub import Source
+from interp.models.original import original_model
 
 
 def tokens_for(hf):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import error
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from interp.models import attention, operators, tiles
 from interp.models.attention import (
@@ -365,22 +366,35 @@ def test_a_window_bounds_the_keys_of_a_tile():
         assert keys.start == max(0, rows.start - 2)
 
 
-def test_grouped_keys_are_never_repeated():
-    n_pos, n_heads, d_head = 64, 16, 32
-    given = case("causal", 1, n_heads=n_heads, n_pos=n_pos, d_head=d_head, batch=1)
-    repeated = (1, n_heads, n_pos, d_head)
+def test_the_fused_operator_gets_grouped_keys_as_they_are():
+    given = case("causal", 1, n_heads=16, n_pos=64, d_head=32, batch=1)
+    heads_of_keys = []
 
-    class Repeats(LargestTensor):
+    class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if "repeat" in str(func) or ("expand" in str(func) and list(args[1]) == list(repeated)):
-                raise AssertionError(f"{func} repeats the keys")
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            if "flash_attention" in str(func):
+                heads_of_keys.append(args[1].shape[1])
+            return func(*args, **(kwargs or {}))
 
-    with Repeats():
-        for kind in ("causal", "window"):
-            mask = case(kind, n_pos=n_pos, batch=1).mask
-            how = {"scale": 1.0, "mask": mask}
-            lse = row_lse(given.q, given.k, **how)
-            entropy(given.q, given.k, **how)
-            received(given.q, given.k, lse, torch.ones(1, n_pos), **how)
-            strongest(given.q, given.k, **how)
+    with Calls():
+        lse = row_lse(given.q, given.k, **given.how)
+        entropy(given.q, given.k, **given.how)
+        expected(given.q, given.k, torch.ones(1, 64, 2), **given.how)
+        received(given.q, given.k, lse, torch.ones(1, 64), **given.how)
+    # One call each, and one for every head of the group where keys and queries change places.
+    assert heads_of_keys == [1] * (3 + 16)
+
+
+def test_tiles_multiply_grouped_keys_as_they_are():
+    """Few queries over many keys: keys repeated for every head would be the largest tensor."""
+    n_heads, n_query, n_key, d_head = 16, 4, 512, 32
+    q, k = torch.randn(1, n_query, n_heads, d_head), torch.randn(1, n_key, 1, d_head)
+    how = {"scale": 1.0, "mask": AttentionMask()}
+    with LargestTensor() as tiled:
+        strongest(q, k, **how)
+        attention_with_lse(q, k, k, **how)
+    with LargestTensor() as dense:
+        allowed = AttentionMask().allowed(n_query, n_key, q.device)
+        attention.attention_scores(q, k, allowed, 1.0)
+    assert dense.numbers == n_heads * n_key * d_head
+    assert tiled.numbers == n_heads * n_query * n_key

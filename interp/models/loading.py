@@ -18,7 +18,8 @@ from torch import nn
 from interp.config import ModelConfig, config_tables, explain
 from interp.data.tokenizer import BytePairVocabulary
 from interp.errors import ConfigError, ModelError
-from interp.models.bridge import BridgedModel, bridge_model, load_bridge
+from interp.models.bridge import BridgedModel
+from interp.models.bridging import bridge_model, load_bridge
 from interp.models.gguf import read_gguf
 from interp.models.hf_config import model_config
 from interp.models.hf_folder import read_tensor, tensor_files
