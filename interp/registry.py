@@ -297,17 +297,18 @@ def get(name: str) -> Analysis:
 
     Raises: AnalysisError for an unknown name, with near ones, or a user's file that fails.
     """
+    if name in _registered:  # a probe asks at every step: no file is read again
+        return _registered[name]
     known = described()
-    if name not in _registered and name not in known:
+    if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise AnalysisError(f"no analysis {name!r}; {hint}known: {', '.join(known)}")
-    if name not in _registered:
-        path = known[name].path
-        if path.parent == _FOLDER:
-            importlib.import_module(f"interp.analyses.{path.stem}")
-        else:
-            _run(path)
+    path = known[name].path
+    if path.parent == _FOLDER:
+        importlib.import_module(f"interp.analyses.{path.stem}")
+    else:
+        _run(path)
     if name not in _registered:
         raise AnalysisError(f"{path}: running it made no analysis {name!r}")
     return _registered[name]
