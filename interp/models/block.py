@@ -32,13 +32,27 @@ class Block(nn.Module):
         rotation: Rotation | None,
         shortformer: Float[Tensor, "#batch pos d_model"] | None,
         key_mask: Bool[Tensor, "batch pos"] | None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream after this layer."""
+        last: int | None = None,
+    ) -> Float[Tensor, "batch kept d_model"]:
+        """The residual stream after this layer, of the `last` positions only where that is given.
+
+        Those attend to all positions all the same.
+        """
         resid = self.hook_resid_pre(resid)
         attn_out = self.attn(
-            self.ln1(resid), rotation=rotation, shortformer=shortformer, key_mask=key_mask
+            self.ln1(resid),
+            rotation=rotation,
+            shortformer=shortformer,
+            key_mask=key_mask,
+            last=last,
         )
-        resid = resid + self.hook_attn_out(self.dropout(attn_out))
+        resid = resid[:, -attn_out.shape[1] :] + self.hook_attn_out(self.dropout(attn_out))
+        return self.after_attention(resid)
+
+    def after_attention(
+        self, resid: Float[Tensor, "batch kept d_model"]
+    ) -> Float[Tensor, "batch kept d_model"]:
+        """The residual stream after this layer, from the one that attention has been added to."""
         if self.mlp is not None:
             resid = self.hook_resid_mid(resid)
             resid = resid + self.hook_mlp_out(self.dropout(self.mlp(self.ln2(resid))))

@@ -76,8 +76,9 @@ class GroupedAttention(nn.Module):
         rotation: Rotation | None = None,
         shortformer: Float[Tensor, "#batch pos d_model"] | None = None,
         key_mask: Bool[Tensor, "batch pos"] | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """What the layer adds to the residual stream.
+        last: int | None = None,
+    ) -> Float[Tensor, "batch kept d_model"]:
+        """What the layer adds to the residual stream, at the `last` positions where that is given.
 
         `rotation` turns queries and keys, after their norm where they have one. `shortformer` is
         added to the inputs of queries and keys, never to those of values.
@@ -97,6 +98,8 @@ class GroupedAttention(nn.Module):
         z = self.hook_z(z)
         if self.observer is not None:
             self.observer(self._seen(weights, v, z, key_mask))
+        if last is not None:
+            z = z[:, -last:]
         if self.hook_result.has_hooks():
             result = torch.einsum("bphd,hdm->bphm", z, self.W_O)
             return self.hook_result(result).sum(dim=2) + self.b_O

@@ -168,14 +168,16 @@ class Transformer(ReadsTokens, HookedRootModule):
         loss_per_token: bool = False,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
+        last: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor] | None:
         """Logits `[batch, pos, d_vocab]`, the next-token loss in nats, both, or None.
 
         `tokens` are ids `[batch, pos]` or `[pos]`, or text where the model has a vocabulary:
         texts of different lengths are padded and masked as `tokenize` does it. With
         `start_at_layer` they are the residual stream `[batch, pos, d_model]` entering that layer.
-        `stop_at_layer` returns the residual stream entering that layer instead. In
-        `attention_mask` `[batch, pos]` 1 marks a real token; left padding corrects positions.
+        `stop_at_layer` returns the residual stream entering that layer instead. With `last` only so
+        many last positions leave the last layer, which spares its MLP and the unembedding the
+        rest. In `attention_mask` `[batch, pos]` 1 marks a real token; left padding corrects positions.
         The loss is a mean over real next tokens; with `loss_per_token` it is `[batch, pos - 1]`,
         where element p belongs to the prediction of token p + 1 and padding holds 0.
 
@@ -199,6 +201,10 @@ class Transformer(ReadsTokens, HookedRootModule):
             shape = resid.shape[:2]
             if return_type in ("loss", "both") and stop_at_layer is None:
                 raise ModelError("a loss needs token ids; start_at_layer has only a residual")
+        if last is not None and not 1 <= last <= shape[1]:
+            raise ShapeError(f"last = {last}, but there are {shape[1]} positions")
+        if last is not None and return_type in ("loss", "both"):
+            raise ModelError("a loss is of all positions: last belongs to logits and residuals")
         if shape[1] > self.config.n_ctx:
             raise ShapeError(f"sequence {shape[1]} > n_ctx {self.config.n_ctx}")
         key_mask = checked_key_mask(attention_mask, shape, self.embed.weight.device)
@@ -213,8 +219,17 @@ class Transformer(ReadsTokens, HookedRootModule):
             if placed is not None and shortformer is None:
                 resid = resid + placed
             resid = self.dropout(resid)
-        for block in self._layers(start_at_layer, stop_at_layer):
-            resid = block(resid, rotation=rotation, shortformer=shortformer, key_mask=key_mask)
+        layers = self._layers(start_at_layer, stop_at_layer)
+        for block in layers:
+            resid = block(
+                resid,
+                rotation=rotation,
+                shortformer=shortformer,
+                key_mask=key_mask,
+                last=last if block is layers[-1] else None,
+            )
+        if last is not None:  # there may have been no layer
+            resid = resid[:, -last:]
         if stop_at_layer is not None:
             return resid
         final = self.ln_final(resid)
