@@ -6,7 +6,7 @@ controls, and writes tables and one report.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +24,15 @@ from pydantic import (
 
 from interp.ablation.controls import control_heads, head_output_norms
 from interp.ablation.interventions import Head
-from interp.ablation.sweep import ablate_together, mean_token_loss, sequence_metric
+from interp.ablation.measuring import Measured, Setting, measure_sets
+from interp.ablation.methods import Zeroing
+from interp.ablation.metrics import METRICS, loss_function
+from interp.ablation.paired import paired
 from interp.config import RunConfig, config_tables, explain
 from interp.data.stream import open_stream
 from interp.errors import ConfigError
-from interp.inputs import Inputs, token_inputs
+from interp.inputs import token_inputs
 from interp.models.loading import load_model, torch_device
-from interp.models.transformer import Transformer
 from interp.tables import head_label, strict_json, versions, write_text
 from interp.training.changepoint import RULE, Change, summarize_changes
 from interp.training.changes import CURVE_NAMES, CURVES, LeastSizes, find_changes
@@ -238,39 +240,33 @@ def ablate_groups(
     last = _of(heads, TWO_LAYER, seed)
     groups = head_groups(last[last["step"] == last["step"].max()], norms)
     icl = IclScore(config.probe.icl_early, config.probe.icl_late)
-    clean = {
-        "icl_score": sequence_metric(model, inputs, icl),
-        "loss": sequence_metric(model, inputs, mean_token_loss),
+    sets = [tuple(chosen) for _, chosen in groups]
+    found = {
+        metric.name: measure_sets(model, inputs, [Zeroing()], sets, Setting(metric))["zero"]
+        for metric in (loss_function(icl, "icl_score"), METRICS["loss"])
     }
-    return pd.DataFrame(
-        [_ablation_row(model, inputs, group, chosen, icl, clean, seed) for group, chosen in groups]
-    )
+    return pd.DataFrame([_ablation_row(group, chosen, found, seed) for group, chosen in groups])
 
 
 def _ablation_row(
-    model: Transformer,
-    inputs: Inputs,
-    group: str,
-    chosen: Sequence[Head],
-    icl: IclScore,
-    clean: dict[str, np.ndarray],
-    seed: int,
+    group: str, chosen: Sequence[Head], found: Mapping[str, Measured], seed: int
 ) -> dict[str, object]:
-    score = ablate_together(model, inputs, chosen, icl, clean["icl_score"])
-    loss = ablate_together(model, inputs, chosen, mean_token_loss, clean["loss"])
+    heads = tuple(chosen)
+    score, loss = found["icl_score"], found["loss"]
+    effects = paired(np.stack([score.effect(heads), loss.effect(heads)]))
     return {
         "seed": seed,
         "group": group,
         "heads": " ".join(head_label(*head) for head in chosen),
         "n_heads": len(chosen),
         "icl_score": float(score.clean.mean()),
-        "icl_score_ablated": float(score.ablated.mean()),
-        "effect": score.mean,
-        "effect_se": score.standard_error,
+        "icl_score_ablated": float(score.ablated[heads].mean()),
+        "effect": float(effects.mean[0]),
+        "effect_se": float(effects.standard_error[0]),
         "loss": float(loss.clean.mean()),
-        "loss_ablated": float(loss.ablated.mean()),
-        "loss_effect": loss.mean,
-        "loss_effect_se": loss.standard_error,
+        "loss_ablated": float(loss.ablated[heads].mean()),
+        "loss_effect": float(effects.mean[1]),
+        "loss_effect_se": float(effects.standard_error[1]),
         "n": len(score.clean),
     }
 

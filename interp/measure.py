@@ -1,7 +1,8 @@
 """Running registered analyses on a model: sequences in, a table of every head out.
 
 Means are over independent sequences, in float64 and in the order of the sequences; the model, the
-tokens and the caller's random state are left as they were.
+tokens and the caller's random state are left as they were. Arrays have a place for every head that
+the model ever had: a pruned one is missing there, and has no row in a table.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,15 +20,17 @@ from interp.data.drawing import REPEATED
 from interp.data.repeated import TokenBatch
 from interp.errors import AnalysisError
 from interp.evidence import head_table, select_heads, sequence_statistics
-from interp.inputs import Inputs, random_inputs, token_inputs, without_bos
+from interp.inputs import Inputs
 from interp.models.layer_attention import LayerAttention, uniform_attention
 from interp.models.watch import HookedModel, as_hooked, layer_window, watch_attention
 from interp.registry import Analysis
 from interp.tables import HeadScores, head_label
-from interp.text_inputs import corpus_inputs
+from interp.text_inputs import inputs_from
 
 Columns = dict[str, Float[np.ndarray, "layer sequence n_heads *own"]]
-"""What an analysis returned for each layer, sequence and head, by column."""
+"""What an analysis returned for each layer, sequence and head, by column.
+
+A pruned head has NaN, -1 in columns of integers, and False in those of truths."""
 
 CHUNK = 16
 """Sequences in a forward pass, where they are small; only memory depends on it."""
@@ -71,22 +75,20 @@ def analyze(
     """
     analysis = registry.get(name).with_params(parameters)
     model = as_hooked(model)
-    if sum(given is not None for given in (tokens, blocks, corpus)) > 1:
-        raise AnalysisError("tokens, blocks or corpus: one source of tokens at a time")
-    if corpus is None and not (length is None and sequences is None):
-        raise AnalysisError("length and sequences belong to a corpus, and none was given")
-    if tokens is None and attention_mask is not None:
-        raise AnalysisError("an attention_mask belongs to tokens, and none were given")
-    if corpus is not None:
-        inputs = corpus_inputs(model, corpus, length, prepend_bos, sequences=sequences, seed=seed)
-    elif tokens is None:
-        inputs = random_inputs(
-            model, blocks, batch, seed, prepend_bos, analysis.drawing or REPEATED
-        )
-    else:
-        inputs = token_inputs(model, tokens, attention_mask, prepend_bos)
-    if exclude_bos:
-        inputs = without_bos(model, inputs)
+    inputs = inputs_from(
+        model,
+        tokens,
+        attention_mask=attention_mask,
+        blocks=blocks,
+        batch=batch,
+        corpus=corpus,
+        length=length,
+        sequences=sequences,
+        prepend_bos=prepend_bos,
+        exclude_bos=exclude_bos,
+        seed=seed,
+        drawing=analysis.drawing or REPEATED,
+    )
     return score_heads(model, analysis, inputs, seed=seed)
 
 
@@ -166,17 +168,35 @@ def _scores(
         for column, grid in made.items():
             table[column] = [value for row in grid for value in row]
         summary |= figures
+    pruned = model.cfg.pruned_heads
+    labels = [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
     return HeadScores(
-        table=table,
+        table=without_pruned(model, table),
         score=score,
         unit=analysis.unit,
         analysis=analysis.name,
         model=model.cfg.model_name,
-        params={**inputs.params, **analysis.params, **_called(analysis), "null": analysis.null},
+        params={
+            **inputs.params,
+            **analysis.params,
+            **_called(analysis),
+            "null": analysis.null,
+            **({"pruned_heads": labels} if labels else {}),
+        },
         inputs=inputs.description,
         seed=seed,
         summary=summary,
     )
+
+
+def without_pruned(model: HookedModel, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a table of heads that are those of heads the model has."""
+    pruned = model.cfg.pruned_heads
+    there = [
+        head not in pruned.get(layer, ())
+        for layer, head in zip(table["layer"], table["head"], strict=True)
+    ]
+    return table[there].reset_index(drop=True)
 
 
 def _called(analysis: Analysis) -> dict[str, object]:
@@ -210,8 +230,11 @@ def measure(
 
     With `refused` an analysis that raises AnalysisError is left out, and its reason put there.
 
-    Raises: AnalysisError as an analysis does, or where its first column is not its own name.
+    Raises: AnalysisError as an analysis does, where its first column is not its own name, or for a
+    model whose heads are all pruned.
     """
+    if not any(model.cfg.heads(layer) for layer in range(model.cfg.n_layers)):
+        raise AnalysisError(f"{model.cfg.model_name} has no head left: all of them are pruned")
     left_out = {} if refused is None else refused
     found: dict[tuple[str, str], list[list[np.ndarray]]] = {}
     device = torch.device(str(model.cfg.device))
@@ -237,10 +260,10 @@ def measure(
                 return reduced
 
             layers = watch_attention(model, there.tokens, reduce, there.key_mask)
-            for key in layers[0]:
+            for key in next(layer for layer in layers if layer):
                 if key[0] not in left_out:
-                    values = [_numbers(layer[key]) for layer in layers]
-                    found.setdefault(key, []).append(values)
+                    known = [_numbers(layer[key]) if layer else None for layer in layers]
+                    found.setdefault(key, []).append(_every_head(model, known))
     columns: dict[str, Columns] = {analysis.name: {} for analysis in analyses}
     for (name, column), chunks in found.items():
         if name in left_out:
@@ -258,6 +281,22 @@ def head_values(
     analyses = [registry.get(name) for name in names]
     found = measure(model, analyses, batches)
     return {analysis.score: found[analysis.name][analysis.score] for analysis in analyses}
+
+
+def _every_head(model: HookedModel, layers: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    """Arrays `[sequence, n_heads, ...]` of the heads that each layer has, with places for all."""
+    cfg = model.cfg
+    some = next(values for values in layers if values is not None)
+    missing = {"f": np.nan, "b": False}.get(some.dtype.kind, -1)
+    whole = []
+    for layer, values in enumerate(layers):
+        if values is None or layer in cfg.pruned_heads:
+            every = np.full((len(some), cfg.n_heads, *some.shape[2:]), missing, some.dtype)
+            if values is not None:
+                every[:, list(cfg.heads(layer))] = values
+            values = every
+        whole.append(values)
+    return whole
 
 
 def _numbers(value: Tensor) -> np.ndarray:
@@ -345,7 +384,12 @@ def _uniform_values(
             ]
             by_window[window] = torch.cat(parts).double().numpy()
         layers = np.stack([by_window[window] for window in windows])
-        nulls[analysis.name] = np.broadcast_to(layers, (*layers.shape[:2], n_heads))
+        null = np.broadcast_to(layers, (*layers.shape[:2], n_heads))
+        if model.cfg.pruned_heads:
+            null = null.copy()
+            for layer, heads in model.cfg.pruned_heads.items():
+                null[layer][:, list(heads)] = np.nan
+        nulls[analysis.name] = null
     return nulls
 
 

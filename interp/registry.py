@@ -73,7 +73,8 @@ class Description:
 class Found:
     """What an analysis measured on all sequences, as its `finish` gets it.
 
-    `columns` are `[layer, sequence, n_heads, ...]`; `token_text` says how an id is shown.
+    `columns` are `[layer, sequence, n_heads, ...]`, where a pruned head has NaN, -1 in columns of
+    integers and False in those of truths; `token_text` says how an id is shown.
     """
 
     columns: Mapping[str, "np.ndarray"]

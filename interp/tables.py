@@ -13,22 +13,24 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from interp.errors import AnalysisError, ShapeError
 
+Kind = TypeVar("Kind", bound="Result")
+
 _HEAD = re.compile(r"(?:L?(\d+)[.H])(\d+|\*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
-class HeadScores:
-    """One analysis of every head.
+class Result:
+    """A table of one analysis, and where it comes from.
 
-    `table` has integer `layer` and `head`, then `<score>`, `<score>_se` (standard error over
-    independent sequences), `<score>_null` (the same measure where there is nothing to find), `n`
-    (sequences), and the analysis's own columns. `unit` is that of the score.
+    `score` is the main column, `unit` its unit; `<score>_se` is its standard error over independent
+    sequences, `n` their number. `summary` has figures of the whole model by name.
     """
 
     table: pd.DataFrame
@@ -41,25 +43,6 @@ class HeadScores:
     seed: int
     summary: dict[str, object]
     versions: dict[str, str] = field(default_factory=lambda: versions())
-
-    def matrix(self, column: str | None = None) -> np.ndarray:
-        """`[n_layers, n_heads]` values of a column, NaN for heads not in the table."""
-        column = column or self.score
-        if column not in self.table:
-            raise AnalysisError(
-                f"no column {column!r}; the table has {', '.join(self.table.columns)}"
-            )
-        layer, head = self.table["layer"].to_numpy(), self.table["head"].to_numpy()
-        grid = np.full((layer.max() + 1, head.max() + 1), np.nan)
-        grid[layer, head] = self.table[column].to_numpy()
-        return grid
-
-    def top(self, n: int = 10) -> pd.DataFrame:
-        """The `n` heads with the highest score, highest first."""
-        ordered = self.table.sort_values(
-            [self.score, "layer", "head"], ascending=[False, True, True]
-        )
-        return ordered.head(n).reset_index(drop=True)
 
     def to_json(self) -> str:
         """Everything as strict JSON: missing numbers are null."""
@@ -76,8 +59,8 @@ class HeadScores:
         return [csv, record]
 
     @classmethod
-    def load(cls, path: Path | str) -> "HeadScores":
-        """The scores in a JSON file that `save` wrote.
+    def load(cls: type[Kind], path: Path | str) -> Kind:
+        """The result in a JSON file that `save` wrote.
 
         Raises: AnalysisError where the file is missing or is something else.
         """
@@ -85,11 +68,74 @@ class HeadScores:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             # A column of nulls is one of missing numbers.
             table = pd.DataFrame(data.pop("table")).fillna(np.nan).infer_objects()
-            return cls(table=table.astype({"layer": int, "head": int}), **data)
+            return cls(table=table.astype(dict.fromkeys(cls._indices(table), int)), **data)
         except FileNotFoundError:
             raise AnalysisError(f"{path}: no such file") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise AnalysisError(f"{path}: not a head-score file: {error}") from None
+            raise AnalysisError(f"{path}: not {cls._kind}: {error}") from None
+
+    _kind: ClassVar[str] = "a file of results"
+
+    @classmethod
+    def _indices(cls, table: pd.DataFrame) -> list[str]:
+        """The columns of whole numbers, which every table of this kind has."""
+        return []
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores(Result):
+    """One analysis of every head.
+
+    `table` has integer `layer` and `head`, then `<score>`, `<score>_se` (standard error over
+    independent sequences), `<score>_null` (the same measure where there is nothing to find), `n`
+    (sequences), and the analysis's own columns. `unit` is that of the score.
+    """
+
+    _kind: ClassVar[str] = "a head-score file"
+
+    @classmethod
+    def _indices(cls, table: pd.DataFrame) -> list[str]:
+        return ["layer", "head"]
+
+    def matrix(self, column: str | None = None) -> np.ndarray:
+        """`[n_layers, n_heads]` values of a column, NaN for heads not in the table or pruned."""
+        column = column or self.score
+        if column not in self.table:
+            raise AnalysisError(
+                f"no column {column!r}; the table has {', '.join(self.table.columns)}"
+            )
+        layer, head = self.table["layer"].to_numpy(), self.table["head"].to_numpy()
+        pruned = self.params.get("pruned_heads")
+        labels = pruned if isinstance(pruned, list) else []
+        gone = [[int(part) for part in str(label).split(".")] for label in labels]
+        n_layers, n_heads = np.max([[layer.max(), head.max()], *gone], axis=0) + 1
+        grid = np.full((n_layers, n_heads), np.nan)
+        grid[layer, head] = self.table[column].to_numpy()
+        return grid
+
+    def top(self, n: int = 10) -> pd.DataFrame:
+        """The `n` heads with the highest score, highest first."""
+        ordered = self.table.sort_values(
+            [self.score, "layer", "head"], ascending=[False, True, True]
+        )
+        return ordered.head(n).reset_index(drop=True)
+
+
+@dataclass(frozen=True, eq=False)
+class SetScores(Result):
+    """What was measured of sets of heads: pairs, layers, the first k of an order.
+
+    The columns that say which set a row is of come first: `layer_a`, `head_a`, `layer_b`, `head_b`
+    of pairs; `layer`; `removed` (how many), `layer` and `head` (the one removed last) and `order`
+    of a removal curve.
+    """
+
+    _kind: ClassVar[str] = "a file of sets of heads"
+
+    @classmethod
+    def _indices(cls, table: pd.DataFrame) -> list[str]:
+        names = ("layer_a", "head_a", "layer_b", "head_b", "layer", "removed")
+        return [name for name in names if name in table]
 
 
 def head_label(layer: int, head: int) -> str:
@@ -97,33 +143,46 @@ def head_label(layer: int, head: int) -> str:
     return f"{layer}.{head}"
 
 
-def parse_heads(words: str | Iterable[str], n_layers: int, n_heads: int) -> list[tuple[int, int]]:
+def parse_heads(
+    words: str | Iterable[str], n_layers: int, n_heads: int, noun: str = "head"
+) -> list[tuple[int, int]]:
     """The (layer, head) pairs that some text names, each once, in the order given.
 
     `5.1` and `L5H1` are layer 5 head 1, `1.10` is layer 1 head 10, `7.*` all heads of layer 7;
-    commas and spaces separate.
+    commas and spaces separate. `noun` is what they are called: query heads or KV heads.
 
     Raises: ShapeError for anything else, or a head the model does not have.
     """
-    text = words if isinstance(words, str) else ",".join(words)
     heads: dict[tuple[int, int], None] = {}
+    for layer, head in head_words(words, noun):
+        if layer >= n_layers or (head is not None and head >= n_heads):
+            word = f"{layer}.{'*' if head is None else head}"
+            raise ShapeError(
+                f"{noun} {word!r} is out of range: the model has layers 0 to {n_layers - 1} with "
+                f"{noun}s 0 to {n_heads - 1}"
+            )
+        chosen = range(n_heads) if head is None else [head]
+        heads.update(dict.fromkeys((layer, own) for own in chosen))
+    return list(heads)
+
+
+def head_words(words: str | Iterable[str], noun: str = "head") -> list[tuple[int, int | None]]:
+    """Layer and head of each word that names heads, None for a whole layer, of whatever model.
+
+    Raises: ShapeError for a word that is written otherwise, or none at all.
+    """
+    text = words if isinstance(words, str) else ",".join(words)
+    found: list[tuple[int, int | None]] = []
     for word in re.split(r"[,\s]+", text.strip()):
         if not word:
             continue
         match = _HEAD.fullmatch(word)
         if match is None:
-            raise ShapeError(f"head {word!r}: written like 5.1, L5H1, or 5.* for a whole layer")
-        layer = int(match[1])
-        if layer >= n_layers or (match[2] != "*" and int(match[2]) >= n_heads):
-            raise ShapeError(
-                f"head {word!r} is out of range: the model has layers 0 to {n_layers - 1} with "
-                f"heads 0 to {n_heads - 1}"
-            )
-        chosen = range(n_heads) if match[2] == "*" else [int(match[2])]
-        heads.update(dict.fromkeys((layer, head) for head in chosen))
-    if not heads:
+            raise ShapeError(f"{noun} {word!r}: written like 5.1, L5H1, or 5.* for a whole layer")
+        found.append((int(match[1]), None if match[2] == "*" else int(match[2])))
+    if not found:
         raise ShapeError("no head was named")
-    return list(heads)
+    return found
 
 
 def versions() -> dict[str, str]:

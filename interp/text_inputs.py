@@ -1,15 +1,18 @@
 """Windows of text that heads are measured on, of one file or of a corpus of documents."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import Tensor
 
 from interp.data.corpus import HELD_OUT, NAMES, check_corpus, read_corpus, read_text
+from interp.data.drawing import REPEATED, Drawing
 from interp.errors import AnalysisError, ModelError
-from interp.inputs import Inputs, leading_bos, token_inputs
+from interp.inputs import Inputs, leading_bos, random_inputs, token_inputs, without_bos
 from interp.models.watch import HookedModel
 
 TEXT_WIDTH = 512
@@ -62,6 +65,7 @@ def corpus_inputs(
     prepend_bos: bool | None = None,
     *,
     sequences: int | None = None,
+    skip: int = 0,
     seed: int = 0,
 ) -> Inputs:
     """Windows of `length` tokens of a corpus's held-out files, over as many files as there are.
@@ -69,7 +73,8 @@ def corpus_inputs(
     `name` is `docs`, `stdlib`, or the path of a text file or of a folder of them; of these the
     files, or of one file the part, that training runs hold out. `length` is 512, or `n_ctx` where
     that is less, unless given; at most `sequences` windows are taken, 32 by default: the first
-    window of each document, in an order drawn from `seed`, then the second of each, and so on.
+    window of each document, in an order drawn from `seed`, then the second of each, and so on;
+    `skip` leaves so many of these out, for windows that another call does not have.
     Documents shorter than a window are left out. Windows know their document, by which standard
     errors are clustered; those of a single document count as independent.
 
@@ -78,7 +83,42 @@ def corpus_inputs(
     not fit the model, or `prepend_bos=True` without BOS.
     """
     windows = corpus_windows(model, name, length, prepend_bos)
-    return windows_inputs(model, windows, windows.counts, sequences=sequences, seed=seed)
+    return windows_inputs(model, windows, windows.counts, sequences=sequences, skip=skip, seed=seed)
+
+
+def inputs_from(
+    model: HookedModel,
+    tokens: object = None,
+    *,
+    attention_mask: Tensor | None = None,
+    blocks: Sequence[int] | None = None,
+    batch: int | None = None,
+    corpus: str | None = None,
+    length: int | None = None,
+    sequences: int | None = None,
+    prepend_bos: bool | None = None,
+    exclude_bos: bool = False,
+    seed: int = 0,
+    drawing: Drawing = REPEATED,
+) -> Inputs:
+    """Given tokens, windows of a corpus, or without either random tokens as `drawing` has them.
+
+    Raises: AnalysisError for two sources of tokens, settings that belong to another one, or what
+    the source itself refuses.
+    """
+    if sum(given is not None for given in (tokens, blocks, corpus)) > 1:
+        raise AnalysisError("tokens, blocks or corpus: one source of tokens at a time")
+    if corpus is None and not (length is None and sequences is None):
+        raise AnalysisError("length and sequences belong to a corpus, and none was given")
+    if tokens is None and attention_mask is not None:
+        raise AnalysisError("an attention_mask belongs to tokens, and none were given")
+    if corpus is not None:
+        inputs = corpus_inputs(model, corpus, length, prepend_bos, sequences=sequences, seed=seed)
+    elif tokens is None:
+        inputs = random_inputs(model, blocks, batch, seed, prepend_bos, drawing)
+    else:
+        inputs = token_inputs(model, tokens, attention_mask, prepend_bos)
+    return without_bos(model, inputs) if exclude_bos else inputs
 
 
 @dataclass(frozen=True)
@@ -127,13 +167,20 @@ def windows_inputs(
     counts: Int[np.ndarray, " document"],
     *,
     sequences: int | None = None,
+    skip: int = 0,
     seed: int = 0,
 ) -> Inputs:
-    """At most `sequences` windows, of each document those that `counts` allows it, not all none."""
+    """At most `sequences` windows, of each document those that `counts` allows it, not all none.
+
+    Raises: AnalysisError where `skip` leaves none.
+    """
     wanted = CORPUS_SEQUENCES if sequences is None else _at_least_one(sequences)
     order = np.random.default_rng([seed, 6]).permutation(np.flatnonzero(counts))
     rows = range(int(counts.max()))
-    places = [(n, row) for row in rows for n in order if row < counts[n]][:wanted]
+    every = [(n, row) for row in rows for n in order if row < counts[n]]
+    places = every[skip : skip + wanted]
+    if not places:
+        raise AnalysisError(f"{windows.name} has {len(every)} windows of {windows.width} tokens")
     chosen = np.stack([windows.of_document[n][row] for n, row in places])
     inputs = token_inputs(model, _surrounded(chosen, windows.around))
     numbers = np.unique([n for n, _ in places], return_inverse=True)[1]

@@ -18,10 +18,8 @@ from user_analyses import GOOD, one
 
 import interp
 from interp import registry
-from interp.ablation.sweep import ablate_each
 from interp.cli import app
 from interp.errors import AnalysisError
-from interp.inputs import random_inputs
 from interp.measure import analyze
 from interp.models.loading import load_model
 from interp.tables import HeadScores
@@ -201,8 +199,7 @@ def test_info_gives_shapes_and_parameters_by_part(here):
 def expected_table(command):
     model = load_model("run")
     if command == "ablate":
-        every = [(layer, head) for layer in range(2) for head in range(4)]
-        return ablate_each(model, random_inputs(model, None, 8, 0), every).table
+        return interp.ablate(model).table
     return analyze(model, command).table
 
 
@@ -237,14 +234,16 @@ def test_the_table_has_the_strongest_head_first_and_says_what_it_is(here, monkey
     assert printed.stderr == ""
     table = expected_table(command)
     column = table.columns[2]
-    best = table.loc[table[column].idxmax()]
+    sizes = table[column].abs() if command == "ablate" else table[column]
+    best = table.loc[sizes.idxmax()]
     rows = [line.split("│")[1:3] for line in printed.stdout.splitlines() if "│" in line]
     first = next(row for row in rows if row[0].strip())
     assert first[0].strip() == f"{int(best['layer'])}.{int(best['head'])}"
-    assert float(first[1]) == pytest.approx(best[column], abs=5e-5)
+    assert float(first[1].split("±")[0]) == pytest.approx(best[column], abs=5e-5)
     name = {"ablate": "ablation"}.get(command, command)
     assert printed.stdout.startswith(f"{name} of run")
-    unit = "nats" if command == "ablate" else "attention probability"
+    errors = "nats, ± one standard error over n = 8"
+    unit = errors if command == "ablate" else "attention probability"
     assert f"{unit}; [BOS = 0] + blocks of 7 distinct random tokens twice" in printed.stdout
     assert "seed 0" in printed.stdout
 
@@ -653,8 +652,8 @@ BLOCK_1_OR_2 = (
         ),
         ("ablate run --heads x", "head 'x': written like 5.1, L5H1, or 5.* for a whole layer"),
         ("ablate run --heads ,", "no head was named"),
-        ("ablate run --metric accuracy", "no metric 'accuracy'; known: loss"),
-        ("ablate run --method mean", "no ablation method 'mean'; known: zero"),
+        ("ablate run --metric acuracy", "no metric 'acuracy'; known: loss, second-copy-loss, "),
+        ("ablate run --method means", "no ablation method 'means'; known: zero, mean, resample, "),
         ("sinks run --tokens none.npy", "none.npy: no such file"),
         ("sinks run --text none.txt", "none.txt: no such file"),
         ("sinks run --tokens run", "run: no such file"),
@@ -851,7 +850,7 @@ def test_tokens_without_repeats_have_no_induction(here):
     assert refused("sinks", "run", "--tokens", "short.npy").startswith("sinks is not measurable")
     np.save("one.npy", np.array([[1]]))
     assert refused("ablate", "run", "--tokens", "one.npy") == (
-        "the loss of the unablated model is not finite on these tokens"
+        "the metric loss is defined nowhere in these sequences: no place is read"
     )
 
 

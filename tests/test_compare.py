@@ -61,6 +61,8 @@ class HandMade:
         self.cfg = SimpleNamespace(
             n_layers=len(layers),
             n_heads=len(layers[0]),
+            pruned_heads={},
+            heads=lambda layer: tuple(range(len(layers[0]))),
             n_ctx=n_ctx,
             d_vocab=d_vocab,
             bos_token_id=bos,

@@ -12,12 +12,15 @@ from typer.testing import CliRunner
 
 import interp
 from interp import registry
+from interp.ablation.methods import METHODS
+from interp.ablation.metrics import METRICS
 from interp.cli import app
 from interp.models.layer_attention import uniform_attention
 from interp.models.loading import load_model
 
 ROOT = Path(__file__).parent.parent
 SCORES, CONTRIBUTING = ROOT / "docs" / "scores.md", ROOT / "CONTRIBUTING.md"
+ABLATION = ROOT / "docs" / "ablation.md"
 MODEL = "smollm2-135m"
 """What documents call a model; here a tiny one has its place."""
 
@@ -63,18 +66,40 @@ def the_example(document):
     return path
 
 
-def test_the_commands_of_the_page_on_scores_run_as_they_stand(here, model):
-    the_example(SCORES)
-    Path("mine.txt").write_text("the cat sat on the mat, the dog on the log. " * 60)
-    commands = [
-        shlex.split(line, comments=True)
-        for block in blocks(SCORES, "")
+def commands(document):
+    """The words of each command that a document shows, without `interp`."""
+    return [
+        shlex.split(line, comments=True)[1:]
+        for block in blocks(document, "")
         for line in block.splitlines()
         if line.startswith("interp ")
     ]
-    assert len(commands) >= 5
-    for command in commands:
-        assert call(*(str(model) if word == MODEL else word for word in command[1:]))
+
+
+@pytest.mark.parametrize(("document", "number"), [(SCORES, 5), (ABLATION, 11)])
+def test_the_commands_of_a_page_run_as_they_stand(here, model, document, number):
+    the_example(SCORES)
+    Path("mine.txt").write_text("the cat sat on the mat, the dog on the log. " * 60)
+    # Heads of the tiny model in place of those that the large one is known for.
+    known = {MODEL: str(model), "18.6,17.3,29.8": "0.1,1.0,1.2"}
+    shown = commands(document)
+    assert len(shown) >= number
+    for command in shown:
+        assert call(*(known.get(word, word) for word in command))
+
+
+def test_every_method_metric_and_column_has_a_row_in_the_page_on_ablation(model):
+    text = ABLATION.read_text(encoding="utf-8")
+    firsts = {
+        name
+        for line in text.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
+    }
+    assert {*METHODS, "all", *METRICS, "logit-diff"} <= firsts
+    table = interp.ablate(load_model(model), blocks=[8], batch=2).table
+    told = {name.replace("<metric>", "loss") for name in firsts} | {"layer", "head", "n"}
+    assert set(table) <= told
 
 
 def test_the_analysis_of_the_page_on_scores_is_listed_run_and_has_its_parameter(here, model):

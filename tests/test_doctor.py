@@ -238,7 +238,7 @@ def perturbed_frequency(model, patch):
 
 
 def attention_before_its_bias(model, patch):
-    def forward(self, resid, *, rotation, shortformer, key_mask):
+    def forward(self, resid, *, rotation, shortformer, key_mask, last=None):
         resid = self.hook_resid_pre(resid)
         out = self.attn(self.ln1(resid), rotation=rotation, shortformer=None, key_mask=key_mask)
         resid = resid + self.hook_attn_out(out - self.attn.b_O) + self.attn.b_O

@@ -24,7 +24,7 @@ from interp.config import ModelConfig
 from interp.data.pretrained_tokenizer import PretrainedVocabulary
 from interp.errors import AnalysisError
 from interp.models.transformer import Transformer
-from interp.views.report import head_scores_page
+from interp.views.report import result_page
 
 # Scores of 60 against 0: what is left over is e^-60 a key.
 SHARP = 60.0
@@ -278,7 +278,7 @@ def test_any_order_of_analyses_leaves_cache_model_and_random_states_as_they_were
         found = {}
         for name in order:
             scores = interp.analyze(model, name, tokens, **GIVEN.get(name, {}))
-            found[name] = scores.to_json(), head_scores_page(scores)
+            found[name] = scores.to_json(), result_page(scores)
         results.append(found)
     assert results[0] == results[1]
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -302,12 +302,12 @@ def test_pythons_own_random_state_is_left_alone():
         "from interp import registry\n"
         "from interp.config import ModelConfig\n"
         "from interp.models.transformer import Transformer\n"
-        "from interp.views.report import head_scores_page\n"
+        "from interp.views.report import result_page\n"
         "sizes = dict(n_layers=1, d_model=8, n_ctx=40, d_vocab=40)\n"
         "model = Transformer(ModelConfig(**sizes, attention={'n_heads': 2}))\n"
         "before = random.getstate()\n"
         "for name in registry.names():\n"
-        "    head_scores_page(interp.analyze(model, name, batch=2))\n"
+        "    result_page(interp.analyze(model, name, batch=2))\n"
         "assert random.getstate() == before\n"
     )
     # A process of its own: the checks of types in tests draw from that state themselves.

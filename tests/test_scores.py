@@ -317,6 +317,8 @@ class HandMade:
         self.cfg = SimpleNamespace(
             n_layers=1,
             n_heads=len(heads),
+            pruned_heads={},
+            heads=lambda layer: tuple(range(len(heads))),
             n_ctx=n_ctx,
             d_vocab=d_vocab,
             bos_token_id=bos,

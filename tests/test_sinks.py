@@ -66,6 +66,8 @@ class HandMade:
         self.cfg = SimpleNamespace(
             n_layers=1,
             n_heads=len(patterns),
+            pruned_heads={},
+            heads=lambda layer: tuple(range(len(patterns))),
             n_ctx=64,
             d_vocab=50,
             bos_token_id=None,

@@ -112,3 +112,61 @@ def test_native_and_bridge_give_the_same_head_table(native, original, tokens):
     theirs = interp.analyze(bridged, "induction", tokens).table
     assert ours[["layer", "head"]].equals(theirs[["layer", "head"]])
     assert (ours["induction"] - theirs["induction"]).abs().max() < 1e-4
+
+
+# --- ablation -------------------------------------------------------------------------------------
+
+INDUCTION = [(18, 6), (17, 3), (17, 4), (17, 5), (18, 7)]
+"""Its five strongest induction heads on 50 random tokens twice."""
+
+
+@pytest.fixture(scope="module")
+def zeroed(native):
+    """What zeroing its induction heads and a control does to the loss of the second copy."""
+    return interp.ablate(
+        native,
+        blocks=[50],
+        batch=4,
+        metric="second-copy-loss",
+        heads=[*INDUCTION, (29, 8)],
+        direct=False,
+    )
+
+
+def test_the_loss_of_the_second_copy_needs_its_induction_heads(zeroed):
+    effect = zeroed.matrix()
+    assert 1.7 < effect[18, 6] < 2.3
+    assert 0.8 < effect[17, 3] < 1.05
+    assert abs(effect[29, 8]) < 0.1  # a control
+
+
+def test_a_head_replaced_by_its_mean_over_other_repeats_is_missed_less_than_half_as_much(
+    native, zeroed
+):
+    replaced = interp.ablate(
+        native,
+        blocks=[50],
+        batch=4,
+        metric="second-copy-loss",
+        heads="17.3",
+        method="mean",
+        reference="repeats",
+        direct=False,
+    )
+    effect = replaced.matrix()[17, 3]
+    assert 0.1 < effect < zeroed.matrix()[17, 3] / 2
+    assert "50 distinct random tokens twice" in str(replaced.params["reference"])
+
+
+def test_its_induction_heads_stand_in_for_each_other(native):
+    together = interp.ablate(
+        native,
+        blocks=[50],
+        batch=4,
+        metric="second-copy-loss",
+        heads=INDUCTION,
+        direct=False,
+    ).summary
+    # Any one of them leaves the others: all at once are missed almost twice as much as the sum.
+    assert float(together["sum_of_singles"]) < 5
+    assert float(together["together"]) > 1.5 * float(together["sum_of_singles"])

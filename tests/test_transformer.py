@@ -424,6 +424,64 @@ def test_stopping_at_a_layer_and_starting_there_is_a_full_pass(family, side):
         assert torch.equal(between, cache["blocks.2.hook_resid_pre"])
 
 
+@pytest.mark.parametrize(
+    "family", ["mha", "shortformer", "rotary_smeared", "windowed", "qk_norm", "attention_only"]
+)
+@SIDES
+def test_the_last_positions_alone_are_those_of_the_whole_pass(family, side):
+    model = tiny(family, n_layers=3)
+    tokens, mask = batch(side)
+    with torch.no_grad():
+        full = model(tokens, attention_mask=mask)
+        final = model(tokens, attention_mask=mask, stop_at_layer=3)
+        between = model(tokens, attention_mask=mask, stop_at_layer=2)
+        for last in (1, 3, 7):
+            end = slice(7 - last, None)
+            logits = model(tokens, attention_mask=mask, last=last)
+            assert error(logits, full[:, end]) < FLOAT32
+            resid = model(tokens, attention_mask=mask, stop_at_layer=3, last=last)
+            assert error(resid, final[:, end]) < FLOAT32
+            resid = model(tokens, attention_mask=mask, stop_at_layer=2, last=last)
+            assert error(resid, between[:, end]) < FLOAT32
+            rest = model(between, attention_mask=mask, start_at_layer=2, last=last)
+            assert error(rest, full[:, end]) < FLOAT32
+            # No layer is left: the residual is cut all the same.
+            none = model(final, attention_mask=mask, start_at_layer=3, last=last)
+            assert error(none, full[:, end]) < FLOAT32
+
+
+def test_hooks_of_the_last_layer_see_the_last_positions_and_earlier_ones_all_of_them():
+    model, tokens = tiny("gqa", n_layers=3), some_tokens(2, 7)
+    with torch.no_grad():
+        _, whole = model.run_with_cache(tokens)
+        _, cut = model.run_with_cache(tokens, last=2)
+    names = ("hook_resid_post", "attn.hook_z", "attn.hook_k", "hook_attn_out")
+    lengths = {
+        name: [cut[f"blocks.{layer}.{name}"].shape[1] for layer in range(3)] for name in names
+    }
+    assert lengths == {
+        "hook_resid_post": [7, 7, 2],
+        "attn.hook_z": [7, 7, 7],
+        "attn.hook_k": [7, 7, 7],  # the last queries attend to every key
+        "hook_attn_out": [7, 7, 2],
+    }
+    for name in names:
+        own = cut[f"blocks.2.{name}"]
+        assert error(own, whole[f"blocks.2.{name}"][:, -own.shape[1] :]) < FLOAT32
+
+
+def test_impossible_last_positions_are_refused():
+    model, tokens = tiny(), some_tokens(2, 5)
+    for last in (0, -1, 6):
+        with pytest.raises(ShapeError, match=f"^last = {last}, but there are 5 positions$"):
+            model(tokens, last=last)
+    for return_type in ("loss", "both"):
+        with pytest.raises(
+            ModelError, match=r"^a loss is of all positions: last belongs to logits"
+        ):
+            model(tokens, last=2, return_type=return_type)
+
+
 def test_hooks_that_edit_in_place_leave_the_callers_residual_alone():
     model = tiny()
     resid = torch.randn(1, 5, 24)

@@ -1,6 +1,5 @@
 """Figures and report pages, on small tables made up to look like real runs."""
 
-import html.parser
 import json
 import math
 import os
@@ -12,15 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from pages import NASTY, Elements, figures_of, strict, without_library
 from plotly.offline import get_plotlyjs
 
 from interp.errors import AnalysisError
 from interp.tables import HeadScores
 from interp.views.figures import ablation_bars, head_heatmap, heads_at_steps, training_curves
-from interp.views.report import head_scores_page, write_report
+from interp.views.report import result_page, write_report
 from interp.views.scores_report import scores_page
 
-NASTY = "<b>\"'&amp;</script><script>alert(1)</script>$x$%{z}"
 TOKENS_PER_STEP = 4096
 
 
@@ -211,58 +210,6 @@ def made_scores(n_layers=12, n_heads=12):
     )
 
 
-class Elements(html.parser.HTMLParser):
-    """Collects a page's elements and its visible text."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.attributes, self.words, self.ids = [], [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        self.ids += [value for name, value in attrs if name == "id"]
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
-
-
-def without_library(page):
-    """The page with plotly.js, which has addresses and tags of its own, cut out."""
-    library = get_plotlyjs()
-    assert page.count(library) <= 1
-    return page.replace(library, "")
-
-
-def figures_of(page):
-    """The (id, data, layout) of each figure, read from its call by a strict parser."""
-
-    def refuse(token):
-        raise AssertionError(f"not strict JSON: {token}")
-
-    decoder = json.JSONDecoder(parse_constant=refuse)
-    found, body = [], without_library(page)
-    for call in re.finditer(r'Plotly\.newPlot\("(fig-\d+)", ', body):
-        data, end = decoder.raw_decode(body, call.end())
-        layout, end = decoder.raw_decode(body, end + len(", "))
-        # Nothing in a script may look like the end of it.
-        assert "<" not in body[call.end() : end]
-        found.append((call.group(1), data, layout))
-    return found
-
-
-def strict(figure):
-    """A figure's JSON, if it is strict and hides no numbers in base64."""
-    text = json.dumps(figure.to_plotly_json(), allow_nan=False)
-    assert "bdata" not in text
-    return json.loads(text)
-
-
 def grid(n_layers, n_heads, value):
     cells = [(layer, head) for layer in range(n_layers) for head in range(n_heads)]
     return pd.DataFrame([{"layer": i, "head": j, "score": value(i, j), "n": 8} for i, j in cells])
@@ -350,7 +297,7 @@ def test_nan_becomes_null_and_is_told(tmp_path):
     table = made_scores().table
     table.loc[3, "induction"] = math.nan
     table.loc[5, "induction"] = math.inf
-    page = head_scores_page(replace(made_scores(), table=table))
+    page = result_page(replace(made_scores(), table=table))
     [(_, data, layout)] = figures_of(page)
     assert data[0]["z"][0][3] is None
     assert all(math.isfinite(layout["coloraxis"][end]) for end in ("cmin", "cmax"))
@@ -359,7 +306,7 @@ def test_nan_becomes_null_and_is_told(tmp_path):
 
 def test_all_nan_is_a_sentence():
     table = made_scores().table.assign(induction=math.nan)
-    page = head_scores_page(replace(made_scores(), table=table))
+    page = result_page(replace(made_scores(), table=table))
     assert "No head has a finite value" in Elements(page).text
     assert figures_of(page) == []
     assert "plotly.js" not in page
@@ -410,7 +357,7 @@ def test_a_constant_grid_has_a_colour_range(value, diverging):
 
 def test_effects_are_coloured_symmetrically_around_zero():
     scores = replace(made_scores(), analysis="ablation", unit="nats")
-    [(_, _, layout)] = figures_of(head_scores_page(scores))
+    [(_, _, layout), _bars] = figures_of(result_page(scores))
     assert layout["coloraxis"]["cmin"] == -layout["coloraxis"]["cmax"]
 
 
@@ -616,7 +563,7 @@ def test_tokens_are_quoted_and_records_and_the_strongest_head_read_as_in_the_tab
     scores = made_scores(n_layers=1, n_heads=2)
     table = scores.table.assign(token=[" ", "<b>"], offset=[-1, 2], selected=[True, False])
     summary = {"best": 0.1, "best_head": "0.1", "sink_tokens": [{"position": 3, "token": "\n"}]}
-    page = head_scores_page(replace(scores, table=table, summary=summary, params={"ids": ""}))
+    page = result_page(replace(scores, table=table, summary=summary, params={"ids": ""}))
     for cell in ("&#39; &#39;", "&#39;&lt;b&gt;&#39;", "&#39;\\n&#39;", "L0H1", "−1", "yes", "no"):
         assert f">{cell}</td>" in page
     assert "<span>Sink tokens.</span>" in page
@@ -634,7 +581,7 @@ def test_headings_name_the_model_only_where_there_are_several():
 def test_a_score_below_zero_ranks_below_and_an_effect_by_its_size():
     table = pd.DataFrame({"layer": 0, "head": [0, 1, 2], "copying": [-0.9, 0.2, 0.5]})
     scores = replace(made_scores(), table=table, score="copying", analysis="copying")
-    for analysis, heads in (("copying", [2, 1, 0]), ("ablate", [0, 2, 1])):
-        page = head_scores_page(replace(scores, analysis=analysis))
+    for analysis, heads in (("copying", [2, 1, 0]), ("ablation", [0, 2, 1])):
+        page = result_page(replace(scores, analysis=analysis))
         expected = [f"L0H{head}" for head in heads]
-        assert re.findall(r'<th scope="row">(L\dH\d)</th>', page) == expected
+        assert re.findall(r'<th scope="row">(L\dH\d)</th>', page)[:3] == expected

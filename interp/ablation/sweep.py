@@ -1,187 +1,205 @@
-"""What taking a head away changes: the paired difference on the same sequences, head by head."""
+"""A sweep: a model, its sequences, how heads are taken away, and what is read.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+Whatever its numbers depend on is in its parameters, which every table carries.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
-import pandas as pd
-from jaxtyping import Float
-from torch import Tensor
 
-from interp.ablation.interventions import Head, ZeroHeads
-from interp.errors import AnalysisError
-from interp.inputs import Inputs, token_inputs
-from interp.measure import sequences_at_once
-from interp.models.watch import HookedModel, as_hooked, looking_at
-from interp.tables import HeadScores, head_label, parse_heads
+from interp.ablation.interventions import Head, Site, site_heads
+from interp.ablation.journal import Journal
+from interp.ablation.measuring import Heads, Measured, Progress, Setting, label, measure_sets
+from interp.ablation.methods import Method, check_method, prepare
+from interp.ablation.metrics import METRICS, AnyMetric, Metric
+from interp.errors import AnalysisError, ModelError
+from interp.inputs import Inputs
+from interp.models.watch import HookedModel
+from interp.tables import head_label
 
-Metric = Callable[[Float[Tensor, "batch losses"]], Float[Tensor, " batch"]]
-"""From per-token losses `[batch, pos - 1]` (NaN on padding) to one number for each sequence."""
-
-
-def mean_token_loss(losses: Float[Tensor, "batch losses"]) -> Float[Tensor, " batch"]:
-    """The mean loss of each sequence over its real next tokens, in nats."""
-    return losses.nanmean(dim=1)
-
-
-METRICS: dict[str, Metric] = {"loss": mean_token_loss}
+JOURNAL = "ablation.journal.jsonl"
+TOGETHER = 5
+"""How many of the strongest heads of a whole sweep are ablated together."""
+SAMPLE = 8
+"""Sets of heads on which bfloat16 is held against float32."""
 
 
 @dataclass(frozen=True)
-class Effect:
-    """A metric with and without some heads, on the same sequences."""
+class Options:
+    """How a sweep takes heads away, and what it reads."""
 
-    clean: Float[np.ndarray, " sequence"]
-    ablated: Float[np.ndarray, " sequence"]
+    method: str = "zero"
+    metric: AnyMetric = METRICS["loss"]
+    site: Site = "z"
+    reference: Inputs | None = None
+    """What means are taken over, or the tokens of another run for `patch`."""
+    pooled: bool = False
+    """One mean over all places, not one for each."""
+    draws: int = 4
+    seed: int = 0
+    direct: bool = True
+    """Also tell what the heads' own contribution to the logits does."""
+    bfloat16: bool = False
 
-    @property
-    def mean(self) -> float:
-        """Mean paired difference, ablated minus clean."""
-        return float((self.ablated - self.clean).mean())
+    def check(self) -> None:
+        """Refuse what cannot be.
 
-    @property
-    def standard_error(self) -> float:
-        """Standard error of that mean over sequences; NaN for a single one."""
-        difference = self.ablated - self.clean
-        if len(difference) < 2:
-            return float("nan")
-        return float(difference.std(ddof=1) / len(difference) ** 0.5)
+        Raises: AnalysisError for an unknown method, site, or two that do not go together.
+        """
+        check_method(self.method)
+        if self.site not in ("z", "k", "v"):
+            raise AnalysisError(f"no site {self.site!r}; heads are ablated at z, k or v")
+        if self.method == "pattern-preserving" and self.site == "k":
+            raise AnalysisError("keys make the pattern: it cannot be kept while they are ablated")
+
+    def check_for(self, model: HookedModel) -> None:
+        """Refuse what cannot be measured of a model.
+
+        Raises: AnalysisError as `check` does, and for a model without heads; ModelError for an
+        encoder's next-token loss.
+        """
+        self.check()
+        layers = range(model.cfg.n_layers)
+        if not any(site_heads(model, layer, self.site) for layer in layers):
+            raise AnalysisError(f"{model.cfg.model_name} has no head left: all of them are pruned")
+        if (
+            model.cfg.attention_dir != "causal"
+            and isinstance(self.metric, Metric)
+            and self.metric.name in METRICS
+        ):
+            raise ModelError(
+                f"{model.cfg.model_name} is an encoder, where every token sees the next one: it "
+                "has no next-token loss; give a metric of your own"
+            )
 
 
-def sequence_metric(
-    model: HookedModel, inputs: Inputs, metric: Metric, heads: Sequence[Head] = ()
-) -> Float[np.ndarray, " sequence"]:
-    """The metric of every sequence, with `heads` taken away together."""
-    hooks = ZeroHeads(tuple(heads)).hooks()
-    values = []
-    with looking_at(model):
-        for batch in inputs.batches:
-            size = sequences_at_once(model, batch.tokens.shape[1])
-            for start in range(0, len(batch.tokens), size):
-                rows = slice(start, start + size)
-                mask = None if batch.key_mask is None else batch.key_mask[rows]
-                losses = model.run_with_hooks(
-                    batch.tokens[rows],
-                    fwd_hooks=hooks,
-                    return_type="loss",
-                    loss_per_token=True,
-                    **({} if mask is None else {"attention_mask": mask}),
+@dataclass
+class Sweep:
+    """A model, its sequences and the options, ready to measure any sets of heads.
+
+    With a folder `out` what is measured is noted there as it comes, and `resume` goes on with what
+    a killed sweep has noted.
+    """
+
+    model: HookedModel
+    inputs: Inputs
+    options: Options
+    out: Path | None = None
+    resume: bool = False
+    progress: Progress | None = None
+    kind: str = "heads"
+    methods: list[Method] = field(init=False)
+
+    def __post_init__(self) -> None:
+        options = self.options
+        options.check_for(self.model)
+        if isinstance(options.metric, Metric) and options.metric.n_sequences is not None:
+            n_sequences = sum(len(batch.tokens) for batch in self.inputs.batches)
+            if n_sequences != options.metric.n_sequences:
+                raise AnalysisError(
+                    f"{options.metric.n_sequences} answers were given for {n_sequences} sequences"
                 )
-                assert isinstance(losses, Tensor)
-                losses = losses.cpu()
-                if mask is not None:
-                    real = mask.cpu()[:, 1:] & mask.cpu()[:, :-1]
-                    losses = losses.masked_fill(~real, float("nan"))
-                values.append(metric(losses).double().numpy())
-    return np.concatenate(values)
-
-
-def ablate_together(
-    model: HookedModel,
-    inputs: Inputs,
-    heads: Sequence[Head],
-    metric: Metric,
-    clean: Float[np.ndarray, " sequence"] | None = None,
-) -> Effect:
-    """What taking all of `heads` away at once does; joint effects are not sums of single ones."""
-    if clean is None:
-        clean = sequence_metric(model, inputs, metric)
-    return Effect(clean, sequence_metric(model, inputs, metric, heads))
-
-
-def check_method(method: str, metric: str) -> None:
-    """Refuse a method or metric that is not there.
-
-    Raises: AnalysisError listing the known ones.
-    """
-    if method != "zero":
-        raise AnalysisError(f"no ablation method {method!r}; known: zero")
-    if metric not in METRICS:
-        raise AnalysisError(f"no metric {metric!r}; known: {', '.join(METRICS)}")
-
-
-def ablate_each(
-    model: HookedModel,
-    inputs: Inputs,
-    heads: Sequence[Head] | str,
-    *,
-    method: str = "zero",
-    metric: str = "loss",
-    seed: int = 0,
-) -> HeadScores:
-    """A table of what zeroing each head does to the metric, one head at a time.
-
-    `ablation` is the mean paired difference on the same sequences, ablated minus clean, in nats:
-    above 0 the head helps. Its null is 0 by construction. Zeroing takes the model off its usual
-    activations, so it overstates heads whose mean output others rely on.
-
-    Raises: AnalysisError for an unknown method or metric, or a loss that is not finite; ShapeError
-    for a head the model does not have.
-    """
-    check_method(method, metric)
-    named = heads if isinstance(heads, str) else [head_label(*head) for head in heads]
-    heads = parse_heads(named, model.cfg.n_layers, model.cfg.n_heads)
-    measure = METRICS[metric]
-    clean = sequence_metric(model, inputs, measure)
-    if not np.isfinite(clean).all():
-        raise AnalysisError(f"the {metric} of the unablated model is not finite on these tokens")
-    rows = []
-    for layer, head in heads:
-        effect = ablate_together(model, inputs, [(layer, head)], measure, clean)
-        rows.append(
-            {
-                "layer": layer,
-                "head": head,
-                "ablation": effect.mean,
-                "ablation_se": effect.standard_error,
-                "ablation_null": 0.0,
-                "n": len(clean),
-                f"{metric}_clean": float(clean.mean()),
-                f"{metric}_ablated": float(effect.ablated.mean()),
-            }
+        self.methods = prepare(
+            self.model,
+            self.inputs,
+            options.method,
+            site=options.site,
+            reference=options.reference,
+            pooled=options.pooled,
+            seed=options.seed,
+            draws=options.draws,
         )
-    table = pd.DataFrame(rows)
-    strongest = table.loc[table["ablation"].idxmax()]
-    return HeadScores(
-        table=table,
-        score="ablation",
-        unit="nats",
-        analysis="ablation",
-        model=model.cfg.model_name,
-        params={**inputs.params, "method": method, "metric": metric},
-        inputs=inputs.description,
-        seed=seed,
-        summary={
-            f"{metric}_clean": float(clean.mean()),
-            "largest_effect": float(strongest["ablation"]),
-            "largest_effect_head": head_label(int(strongest["layer"]), int(strongest["head"])),
-        },
-    )
+        self._journal = Journal(
+            None if self.out is None else self.out / JOURNAL, self._facts(), resume=self.resume
+        )
+
+    @property
+    def heads(self) -> list[Head]:
+        """Every head of the model at the site that is ablated."""
+        layers = range(self.model.cfg.n_layers)
+        return [
+            (layer, head)
+            for layer in layers
+            for head in site_heads(self.model, layer, self.options.site)
+        ]
+
+    @property
+    def params(self) -> dict[str, object]:
+        """What its results depend on, for the reader of a table."""
+        options = self.options
+        facts = {name: value for method in self.methods for name, value in method.facts.items()}
+        pruned = self.model.cfg.pruned_heads
+        labels = [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
+        return {
+            **self.inputs.params,
+            "method": options.method,
+            "metric": options.metric.name,
+            **options.metric.params,
+            "site": options.site,
+            **facts,
+            "dtype": "bfloat16" if options.bfloat16 else str(self.model.cfg.dtype)[6:],
+            **({"pruned_heads": labels} if labels else {}),
+        }
+
+    def measure(self, sets: Sequence[Heads], *, direct: bool = False) -> dict[str, Measured]:
+        """The numbers of each method under each set of heads."""
+        options = self.options
+        return measure_sets(
+            self.model,
+            self.inputs,
+            self.methods,
+            sets,
+            Setting(options.metric, options.site, direct, options.bfloat16),
+            journal=self._journal,
+            progress=self.progress,
+        )
+
+    def strays(self, sets: Sequence[Heads], measured: Measured) -> dict[str, object]:
+        """How far bfloat16 lies from float32, on some of the sets of heads."""
+        sample = evenly([heads for heads in sets if heads not in measured.failed])
+        setting = Setting(self.options.metric, self.options.site)
+        exact = measure_sets(self.model, self.inputs, self.methods[:1], sample, setting)
+        whole = exact[self.methods[0].name]
+        apart = [
+            float(np.nanmean(measured.effect(one)) - np.nanmean(whole.effect(one)))
+            for one in sample
+            if one not in whole.failed
+        ]
+        return {
+            "bfloat16_sample": " ".join(label(one) for one in sample),
+            "bfloat16_largest_difference": float(np.abs(apart).max()),
+            "bfloat16_clean_difference": float(np.nanmean(measured.clean - whole.clean)),
+        }
+
+    def close(self) -> None:
+        """The results are written: the journal has done its work."""
+        self._journal.close()
+
+    def _facts(self) -> dict[str, object]:
+        reference = self.options.reference
+        return {
+            "kind": self.kind,
+            "model": self.model.cfg.model_name,
+            "tokens_sha256": _sha256(self.inputs),
+            "reference_sha256": None if reference is None else _sha256(reference),
+            "direct": self.options.direct,
+            **self.params,
+        }
 
 
-def ablate(
-    model: object,
-    tokens: object,
-    *,
-    attention_mask: Tensor | None = None,
-    method: str = "zero",
-    metric: str = "loss",
-    heads: Sequence[Head] | str | None = None,
-) -> HeadScores:
-    """`ablate_each` on given tokens `[batch, pos]`, for all heads unless some are named.
+def evenly(sets: Sequence[Heads]) -> list[Heads]:
+    """At most `SAMPLE` of some sets of heads, spread evenly over them."""
+    places = np.linspace(0, len(sets) - 1, SAMPLE).round().astype(int)
+    return list(dict.fromkeys(sets[place] for place in places))
 
-    `model` is ours or bridged, or a raw `TransformerBridge`. Heads are pairs, or text such as
-    `"5.1, 7.*"`.
 
-    Raises: as `ablate_each`; ShapeError for tokens that do not fit the model; ModelError for what
-    is no such model.
-    """
-    model = as_hooked(model)
-    every = [(i, j) for i in range(model.cfg.n_layers) for j in range(model.cfg.n_heads)]
-    return ablate_each(
-        model,
-        token_inputs(model, tokens, attention_mask),
-        every if heads is None else heads,
-        method=method,
-        metric=metric,
-    )
+def _sha256(inputs: Inputs) -> str:
+    sha = hashlib.sha256()
+    for batch in inputs.batches:
+        sha.update(str(list(batch.tokens.shape)).encode())
+        sha.update(batch.tokens.cpu().numpy().tobytes())
+        sha.update(batch.real.cpu().numpy().tobytes())
+    return sha.hexdigest()

@@ -51,6 +51,7 @@ def _whole_model(
         "gu_metric_percent": 100 * float(_mean(columns["gu_sink"], (0, 1, 2)))
     }
     lengths = columns["length"]
+    lengths = lengths[lengths >= 0]  # a pruned head has -1
     shortest, longest = int(lengths.min()), int(lengths.max())
     if (shortest, longest) != (PUBLISHED_LENGTH, PUBLISHED_LENGTH):
         span = str(shortest) if shortest == longest else f"{shortest} to {longest}"

@@ -39,7 +39,7 @@ from interp.errors import AnalysisError, ConfigError, InterpError
 from interp.registry import Description, Parameter
 
 if TYPE_CHECKING:
-    from interp.tables import HeadScores
+    from interp.tables import HeadScores, SetScores
 
 PANEL = "Analyses"
 
@@ -143,7 +143,9 @@ def _score(
         analysis = registry.get(description.name).with_params(own)
         inputs = flags.inputs(loaded, analysis.drawing)
         scores = score_heads(loaded, analysis, inputs, seed=seed)
-    show_scores(scores, output, out)
+    from interp.views.terminal import print_scores
+
+    show_result(scores, print_scores, output, out)
 
 
 def add_users_file(path: Path, reserved: Collection[str]) -> dict[str, typer.core.TyperCommand]:
@@ -183,22 +185,24 @@ def faults_of(path: Path | None) -> Iterator[None]:
         raise AnalysisError(f"{path}:{lines[-1]}: {type(error).__name__}: {error}") from error
 
 
-def show_scores(scores: "HeadScores", output: str, out: Path | None) -> None:
-    """Print the scores, and write them where a folder is given."""
+def show_result(
+    result: "HeadScores | SetScores", show: Callable[..., None], output: str, out: Path | None
+) -> None:
+    """Print a table, by `show` unless --format says otherwise, and write it into a folder."""
+    written: list[Path] = []
     if out is not None:
         from interp.tables import write_text
-        from interp.views.report import head_scores_page
+        from interp.views.report import result_page
 
-        written = scores.save(out)
+        written = result.save(out)
         page = written[0].with_suffix(".html")
-        write_text(page, head_scores_page(scores))
+        write_text(page, result_page(result))
+        written.append(page)
     if output == "csv":
-        typer.echo(scores.table.to_csv(index=False), nl=False)
+        typer.echo(result.table.to_csv(index=False), nl=False)
     elif output == "json":
-        typer.echo(scores.to_json())
+        typer.echo(result.to_json())
     else:
-        from interp.views.terminal import print_scores
-
-        print_scores(scores)
-        if out is not None:
-            typer.echo(f"written: {', '.join(str(path) for path in [*written, page])}", err=True)
+        show(result)
+        if written:
+            typer.echo(f"written: {', '.join(map(str, written))}", err=True)

@@ -50,13 +50,12 @@ class _Verbs(TyperGroup):
             raise typer.Exit(0) from None
         except (InterpError, OSError, _UsageError) as error:
             raise _told(error) from None
-        except KeyboardInterrupt:
-            hint = (
-                "; --resume continues"
-                if ctx.invoked_subcommand in ("train", "run", "phase-change")
-                else ""
-            )
-            typer.echo(f"interp: interrupted{hint}", err=True)
+        except KeyboardInterrupt as stop:
+            # A verb that knows better than its name how it goes on says so in the exception.
+            told = [str(word) for word in stop.args]
+            if ctx.invoked_subcommand in ("train", "run", "phase-change"):
+                told = ["--resume continues"]
+            typer.echo(f"interp: {'; '.join(['interrupted', *told])}", err=True)
             raise typer.Exit(130) from None
 
 
@@ -78,7 +77,8 @@ def _told(error: Exception) -> typer.Exit:
     if isinstance(error, _UsageError):
         message = error.format_message()
     elif isinstance(error, OSError):
-        message = f"{error.filename or 'file'}: {error.strerror or error}"
+        # Of a file that could not be put in its place, the place is told.
+        message = f"{error.filename2 or error.filename or 'file'}: {error.strerror or error}"
     else:
         message = str(error)
     typer.echo(f"interp: {' '.join(message.split())}", err=True)

@@ -12,7 +12,6 @@ from interp.cli.analysis_command import (
     analysis_command,
     command_help,
     faults_of,
-    show_scores,
 )
 from interp.cli.app import app
 from interp.cli.options import (
@@ -39,7 +38,6 @@ from interp.cli.options import (
     block_lengths,
     check_folder,
     load_named_model,
-    token_file,
 )
 from interp.errors import AnalysisError
 
@@ -183,47 +181,6 @@ def _show_all(scores: "list[HeadScores]", output: str, out: Path | None) -> None
 
 
 @app.command()
-def ablate(
-    model: Model,
-    method: Annotated[str, typer.Option(help="how a head is taken away")] = "zero",
-    metric: Annotated[str, typer.Option(help="what is measured")] = "loss",
-    heads: Annotated[
-        list[str] | None, typer.Option(help="such as 0.1,1.*; all heads unless given")
-    ] = None,
-    tokens: Tokens = None,
-    text: Text = None,
-    corpus: Corpus = None,
-    length: Length = None,
-    sequences: Sequences = None,
-    block: Block = None,
-    batch: Batch = None,
-    bos: Bos = None,
-    seed: Seed = 0,
-    out: Out = None,
-    output: Format = "table",
-    backend: Backend = "native",
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-) -> None:
-    """What taking each head away does to the model's loss."""
-    flags = TokenFlags(tokens, text, corpus, length, sequences, block, batch, bos, seed)
-    flags.check()
-    check_folder(out)
-    from interp.ablation.sweep import ablate_each, check_method
-    from interp.tables import parse_heads
-
-    check_method(method, metric)
-    loaded = load_named_model(model, device, backend, dtype)
-
-    cfg = loaded.cfg
-    every = [f"{layer}.*" for layer in range(cfg.n_layers)]
-    chosen = parse_heads(heads or every, cfg.n_layers, cfg.n_heads)
-    inputs = flags.inputs(loaded)
-    scores = ablate_each(loaded, inputs, chosen, method=method, metric=metric, seed=seed)
-    show_scores(scores, output, out)
-
-
-@app.command()
 def compare(
     first: Model,
     second: Model,
@@ -249,6 +206,8 @@ def compare(
     """Every head analysis on the same tokens of two models, side by side."""
     TokenFlags(tokens, text, corpus, length, sequences, block, bos=bos).check()
     check_folder(out)
+    from interp.data.token_file import token_file
+
     given = None if tokens is None else token_file(tokens)
     models = (
         load_named_model(first, device, backend, dtype),

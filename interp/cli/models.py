@@ -71,8 +71,10 @@ def export(
 ) -> None:
     """Write a model of GPT-2 or Llama shape as a Hugging Face folder."""
     loaded = load_named_model(model, "cpu")
-    from interp.models.pretrained import save_pretrained
+    from interp.models.pretrained import save_pretrained, zero_heads_note
     from interp.models.transformer import Transformer
 
     assert isinstance(loaded, Transformer)  # the native backend
     typer.echo(str(save_pretrained(loaded, folder)))
+    if note := zero_heads_note(loaded.config):
+        typer.echo(note, err=True)

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from interp.data.corpus import check_corpus
-from interp.errors import AnalysisError, ConfigError
+from interp.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from interp.data.drawing import Drawing
     from interp.inputs import Inputs
     from interp.models.bridge import BridgedModel
@@ -141,6 +139,7 @@ class TokenFlags:
 
     def _sequences(self, model: "HookedModel", drawing: "Drawing | None") -> "Inputs":
         from interp.data.drawing import REPEATED
+        from interp.data.token_file import token_file
         from interp.inputs import random_inputs, token_inputs
         from interp.text_inputs import corpus_inputs, text_inputs
 
@@ -195,18 +194,3 @@ def load_named_model(
     from interp.models.loading import load_model
 
     return load_model(source, backend=backend, device=device, dtype=dtype)
-
-
-def token_file(path: Path) -> "np.ndarray":
-    from zipfile import BadZipFile
-
-    import numpy as np
-
-    try:
-        with path.open("rb") as file:
-            array = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, BadZipFile):
-        array = None
-    if not isinstance(array, np.ndarray):  # a .npz file is a table of arrays
-        raise AnalysisError(f"{path}: not an array of numbers in a .npy file")
-    return array

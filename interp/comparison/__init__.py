@@ -25,7 +25,7 @@ from interp.comparison.result import Comparison
 from interp.errors import AnalysisError
 from interp.evidence import head_table, select_heads, sequence_statistics
 from interp.inputs import Inputs
-from interp.measure import measure, null_values, sequence_documents
+from interp.measure import measure, null_values, sequence_documents, without_pruned
 from interp.models.transformer import Transformer
 from interp.models.watch import HookedModel, as_hooked
 
@@ -62,7 +62,7 @@ def compare(
     Heads are selected in each model as `measure.select_heads` does: on one half of its sequences.
     Differences are taken within sequences where both models have the same tokens. They and rank
     correlations are given where the models have the same layers and heads: there, but only there,
-    one model's head corresponds to the other's.
+    one model's head corresponds to the other's. A head that is pruned in one of them is left out.
 
     Raises: AnalysisError for more than one source of tokens, `length` or `sequences` without text,
     models that share too few ids, blocks that do not fit both, documents too short for one of them,
@@ -101,17 +101,19 @@ def compare(
         models, labels, _sides(inputs), (first, second), strict=True
     ):
         nulls = null_values(model, analyses, side, found)
-        tables.append(_model_table(label, analyses, side, found, nulls))
+        table = _model_table(label, analyses, side, found, nulls)
+        tables.append(without_pruned(model, table))
     if all(table[scores].isna().all(axis=None) for table in tables):
         raise AnalysisError(f"nothing is measurable on these tokens: {inputs.description}")
     reason = _why_no_differences(models, labels)
+    differences = pd.DataFrame()
+    if not reason:
+        differences = _differences(_scores(analyses, first), _scores(analyses, second), inputs)
+        for model in models:
+            differences = without_pruned(model, differences)
     return Comparison(
         table=pd.concat(tables, ignore_index=True),
-        differences=(
-            pd.DataFrame()
-            if reason
-            else _differences(_scores(analyses, first), _scores(analyses, second), inputs)
-        ),
+        differences=differences,
         labels=labels,
         units={analysis.score: analysis.unit for analysis in analyses},
         why_no_differences=reason,
@@ -149,7 +151,11 @@ def _labels(models: Pair) -> Labels:
 def _why_no_differences(models: Pair, labels: Labels) -> str:
     shapes = [(model.cfg.n_layers, model.cfg.n_heads) for model in models]
     if shapes[0] == shapes[1]:
-        return ""
+        there = [
+            {(layer, head) for layer in range(m.cfg.n_layers) for head in m.cfg.heads(layer)}
+            for m in models
+        ]
+        return "" if there[0] & there[1] else "no head is left in both of the pruned models"
     words = [
         f"{label} has {n_layers} layers of {n_heads} heads"
         for label, (n_layers, n_heads) in zip(labels, shapes, strict=True)

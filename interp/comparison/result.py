@@ -58,6 +58,12 @@ class Comparison:
             raise AnalysisError(f"no model {label!r} here; there are {' and '.join(self.labels)}")
         return self.table[self.table["model"] == label].reset_index(drop=True)
 
+    def heads_of_both(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The rows of the heads that neither model lacks, in the same order for each."""
+        first, second = (self.heads_of(label).set_index(["layer", "head"]) for label in self.labels)
+        both = first.index.intersection(second.index)
+        return first.loc[both].reset_index(), second.loc[both].reset_index()
+
     def strongest(self, k: int = 5) -> pd.DataFrame:
         """The k heads with the highest score, for each score and model, highest first."""
         rows = []
@@ -116,7 +122,7 @@ class Comparison:
         """
         if self.differences.empty:
             return {}
-        first, second = (self.heads_of(label) for label in self.labels)
+        first, second = self.heads_of_both()
         return {
             score: rank_correlation(first[score].to_numpy(), second[score].to_numpy())
             for score in self.scores

@@ -1,5 +1,6 @@
 """The tables of a model: `[model]`, `[model.attention]`, `[model.mlp]`."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -9,6 +10,7 @@ from interp.config.table import FieldInfo, Table
 PositionalEmbedding = Literal["standard", "shortformer", "rotary", "none"]
 Normalization = Literal["LN", "RMS", "none"]
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
+Index = Annotated[int, Field(ge=0)]
 
 
 class GroupedAttentionConfig(Table):
@@ -33,10 +35,26 @@ class GroupedAttentionConfig(Table):
     """Divide the scale by the layer's number, counted from 1."""
     window: PositiveInt | None = None
     """How many keys a query may attend to, the latest ones and itself; all where not given."""
-    windowed_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    windowed_layers: tuple[Index, ...] | None = None
     """The layers that have the window; every layer where not given."""
     smeared_keys: bool = False
     """Mix each key with the one before it, by one trained share a head (Olsson et al. 2022)."""
+    pruned_heads: dict[Index, tuple[Index, ...]] = Field(
+        default_factory=dict, exclude_if=lambda pruned: not pruned
+    )
+    """The query heads that each layer lacks, of `n_heads`: the others keep their numbers. A
+    key-value head is gone once every query head that reads it is."""
+
+    @field_validator("pruned_heads")
+    @classmethod
+    def _heads_of_the_model(
+        cls, value: dict[int, tuple[int, ...]], info: FieldInfo
+    ) -> dict[int, tuple[int, ...]]:
+        n_heads = info.data.get("n_heads")
+        for layer, heads in value.items():
+            if isinstance(n_heads, int) and max(heads, default=0) >= n_heads:
+                raise ValueError(f"{layer} holds head {max(heads)}, beyond n_heads = {n_heads}")
+        return {layer: tuple(sorted(set(value[layer]))) for layer in sorted(value) if value[layer]}
 
     @field_validator("output_bias")
     @classmethod
@@ -170,6 +188,12 @@ class ModelConfig(Table):
                 f"attention.windowed_layers holds {max(windowed)}, beyond n_layers = "
                 f"{self.n_layers}"
             )
+        pruned = self.attention.pruned_heads
+        if max(pruned, default=0) >= self.n_layers:
+            raise ValueError(
+                f"attention.pruned_heads holds layer {max(pruned)}, beyond n_layers = "
+                f"{self.n_layers}"
+            )
         return self
 
     @property
@@ -184,6 +208,18 @@ class ModelConfig(Table):
         assert self.attention.n_key_value_heads is not None  # resolved by its validator
         return self.attention.n_key_value_heads
 
+    def heads(self, layer: int) -> tuple[int, ...]:
+        """The query heads that a layer has, by their numbers before any was pruned."""
+        return heads_left(self.attention.n_heads, self.attention.pruned_heads.get(layer, ()))
+
+    def key_value_heads(self, layer: int) -> tuple[int, ...]:
+        """The key-value heads that a layer has, by their numbers before any was pruned."""
+        return key_value_heads_left(
+            self.attention.n_heads,
+            self.n_key_value_heads,
+            self.attention.pruned_heads.get(layer, ()),
+        )
+
     def window(self, layer: int) -> int | None:
         """How many keys a query of this layer may attend to, itself included; None for all."""
         windowed = self.attention.windowed_layers
@@ -193,3 +229,18 @@ class ModelConfig(Table):
         """What the dot products of this layer's queries and keys are multiplied by."""
         scale = self.d_head**-0.5 if self.attention.scale is None else self.attention.scale
         return scale / (layer + 1) if self.attention.scale_by_inverse_layer else scale
+
+
+def heads_left(n_heads: int, pruned: Collection[int]) -> tuple[int, ...]:
+    """The query heads that are not pruned, in order."""
+    return tuple(head for head in range(n_heads) if head not in pruned)
+
+
+def key_value_heads_left(
+    n_heads: int, n_key_value_heads: int, pruned: Collection[int]
+) -> tuple[int, ...]:
+    """The key-value heads that some query head still reads, in order."""
+    if not pruned:
+        return tuple(range(n_key_value_heads))
+    group = n_heads // n_key_value_heads
+    return tuple(sorted({head // group for head in heads_left(n_heads, pruned)}))

@@ -72,7 +72,8 @@ def check_corpus(name: str) -> None:
 
     Raises: ConfigError for what is neither a name nor a path of something.
     """
-    if name not in NAMES and not Path(name).exists():
+    # An empty name would be the path of this folder.
+    if name not in NAMES and not (name and Path(name).exists()):
         raise ConfigError(
             f"no corpus {name!r}: it should be {' or '.join(NAMES)}, or the path of a text file "
             "or of a folder of them"

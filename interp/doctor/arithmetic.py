@@ -62,13 +62,13 @@ def stream_sum(subject: Subject) -> Measured:
 
 def weighted_values(subject: Subject) -> Measured:
     """Each head's pattern times the values of its group makes `hook_z`."""
-    errors = []
-    for layer in subject.layers:
+    errors = _none_yet(subject)
+    for layer in subject.attending:
         pattern = subject.patterns[layer]
-        v = subject.per_query_head(subject.value(layer, "attn.hook_v"))
+        v = subject.per_query_head(layer, subject.value(layer, "attn.hook_v"))
         expected = torch.einsum("bhqk,bkhd->bqhd", pattern, v)
         size = torch.einsum("bhqk,bkhd->bqhd", pattern.abs(), v.abs())
-        errors.append(_relative(subject.value(layer, "attn.hook_z"), expected, size))
+        errors[layer] = _relative(subject.value(layer, "attn.hook_z"), expected, size)
     bound = subject.rounding(subject.tokens.shape[1]) + subject.score_rounding()
     return _worst(errors, bound)
 
@@ -80,12 +80,13 @@ def watching(subject: Subject) -> Measured:
     """
     if not subject.names(LAZY):
         raise NotApplicable("the model has no hook_attn_scores, hook_pattern or hook_result")
-    errors = []
-    for layer, held in enumerate(subject.dense):
-        v = subject.per_query_head(subject.value(layer, "attn.hook_v"))
+    errors = _none_yet(subject)
+    for layer in subject.attending:
+        held = subject.dense[layer]
+        v = subject.per_query_head(layer, subject.value(layer, "attn.hook_v"))
         size = torch.einsum("bhqk,bkhd->bqhd", held["attn.hook_pattern"].abs(), v.abs())
         plain = subject.value(layer, "attn.hook_z")
-        errors.append(_relative(held["attn.hook_z"], plain, size))
+        errors[layer] = _relative(held["attn.hook_z"], plain, size)
     if subject.names(["attn.hook_result"]):
         for layer, held in enumerate(subject.results):
             plain = subject.value(layer, "hook_attn_out")
@@ -99,17 +100,17 @@ def watching(subject: Subject) -> Measured:
 
 def rows_sum(subject: Subject) -> Measured:
     """A row of the pattern sums to 1, and to 0 where nothing may be attended to."""
-    errors = []
-    for layer in subject.layers:
+    errors = _none_yet(subject)
+    for layer in subject.attending:
         reason = subject.structure.missing_mass(layer)
         if reason is not None:
             raise NotApplicable(reason)
-        errors.append((subject.patterns[layer].sum(-1) - 1.0).abs().max())
+        errors[layer] = (subject.patterns[layer].sum(-1) - 1.0).abs().max()
     for side in ("left", "right"):
         tokens, mask, _ = subject.padded(side)
-        names = subject.names(["attn.hook_pattern"])
+        names = subject.names(["attn.hook_pattern"], subject.attending)
         padded = subject.recorded(names, mask, tokens=tokens)
-        for layer, pattern in zip(subject.layers, padded.values(), strict=True):
+        for layer, pattern in zip(subject.attending, padded.values(), strict=True):
             expected = subject.allowed(layer, mask).any(-1).double()
             error = (pattern.sum(-1) - expected).abs().max()
             errors[layer] = torch.maximum(errors[layer], error)
@@ -121,18 +122,18 @@ def nothing_forbidden(subject: Subject) -> Measured:
 
     The bound is 0: such a weight is the exponential of a number beyond the smallest float.
     """
-    errors, notes = [], []
-    for layer in subject.layers:
+    errors, notes = _none_yet(subject), []
+    for layer in subject.attending:
         forbidden = ~subject.allowed(layer)
-        errors.append(subject.patterns[layer].abs().mul(forbidden).max())
+        errors[layer] = subject.patterns[layer].abs().mul(forbidden).max()
         window = subject.structure.window(layer)
         if window is not None and window >= subject.tokens.shape[1]:
             notes = [f"the window of {window} is longer than the {subject.tokens.shape[1]} tokens"]
     for side in ("left", "right"):
         tokens, mask, _ = subject.padded(side)
-        names = subject.names(["attn.hook_pattern"])
+        names = subject.names(["attn.hook_pattern"], subject.attending)
         padded = subject.recorded(names, mask, tokens=tokens)
-        for layer, pattern in zip(subject.layers, padded.values(), strict=True):
+        for layer, pattern in zip(subject.attending, padded.values(), strict=True):
             error = pattern.abs().mul(~subject.allowed(layer, mask)).max()
             errors[layer] = torch.maximum(errors[layer], error)
     worst = _worst(errors, 0.0)
@@ -141,17 +142,17 @@ def nothing_forbidden(subject: Subject) -> Measured:
 
 def gathered(subject: Subject) -> Measured:
     """exp(scale q·k − lse) of the queries and keys that the hooks hold makes the pattern."""
-    errors = []
-    for layer in subject.layers:
+    errors = _none_yet(subject)
+    for layer in subject.attending:
         reason = subject.structure.softmax_term(layer)
         if reason is not None:
             raise NotApplicable(reason)
         q = subject.heads(layer, "q")
-        k = subject.per_query_head(subject.heads(layer, "k"))
+        k = subject.per_query_head(layer, subject.heads(layer, "k"))
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * subject.structure.scale(layer)
         scores = scores.masked_fill(~subject.allowed(layer), -torch.inf)
         lse = scores.logsumexp(-1, keepdim=True)
-        errors.append(((scores - lse).exp() - subject.patterns[layer]).abs().max())
+        errors[layer] = ((scores - lse).exp() - subject.patterns[layer]).abs().max()
     return _worst(errors, subject.score_rounding() + subject.rounding())
 
 
@@ -161,9 +162,12 @@ def rotary_angles(subject: Subject) -> Measured:
     The error is that of an angle, in radians. Angles are products of a position and a frequency,
     both float32 in most models, so that they are off by up to twice the position's rounding.
     """
-    errors = []
-    for layer in subject.layers:
-        rope = subject.structure.rope(layer)
+    ropes = [subject.structure.rope(layer) for layer in subject.layers]
+    if not any(ropes):
+        raise NotApplicable("the model has no rotary positions")
+    errors = _none_yet(subject)
+    for layer in subject.attending:
+        rope = ropes[layer]
         if rope is None:
             continue
         positions = torch.arange(subject.tokens.shape[1])
@@ -178,9 +182,7 @@ def rotary_angles(subject: Subject) -> Measured:
             turn = _relative(rope.pairs(held), pairs, pairs.norm(dim=-1, keepdim=True))
             rest = (held - expected)[..., rope.n_turned :]
             error = torch.stack([error, turn, _size(rest)]).max()
-        errors.append(error)
-    if not errors:
-        raise NotApplicable("the model has no rotary positions")
+        errors[layer] = error
     normed = any(subject.structure.head_norm(layer) for layer in subject.layers)
     norm_rounding = subject.rounding(subject.model.cfg.d_head) if normed else 0.0
     float32 = torch.finfo(torch.float32).eps / 2
@@ -257,6 +259,16 @@ def _relative(
 
 def _size(x: Float[Tensor, "*dims"]) -> Float[Tensor, ""]:
     return x.abs().max() if x.numel() else x.new_zeros(())
+
+
+def _none_yet(subject: Subject) -> list[Tensor]:
+    """An error of 0 for each layer, for those to be filled in that have heads.
+
+    Raises: NotApplicable for a model in which no layer has any.
+    """
+    if not subject.attending:
+        raise NotApplicable("every head of the model is pruned")
+    return [torch.zeros((), dtype=torch.float64) for _ in subject.layers]
 
 
 def _worst(errors: list[Tensor], bound: float) -> Measured:

@@ -32,7 +32,9 @@ _EDITED = (
 
 def z_acts(subject: Subject) -> Measured:
     """Editing `hook_z` of any layer changes the logits. Counts the layers where it does not."""
-    names = [subject.name(layer, "attn.hook_z") for layer in subject.layers]
+    if not subject.attending:
+        raise NotApplicable("every head of the model is pruned")
+    names = [subject.name(layer, "attn.hook_z") for layer in subject.attending]
     return _dead(subject, names)
 
 
@@ -44,7 +46,14 @@ def every_hook_acts(subject: Subject) -> Measured:
     n_layers = len(subject.layers)
     layers = sorted({0, n_layers // 2, n_layers - 1})
     top = [name for name in ("hook_embed", "hook_pos_embed") if name in subject.model.hook_dict]
-    return _dead(subject, [*top, *subject.names(_EDITED, layers)])
+    names = [name for layer in layers for name in subject.names(_edited(subject, layer), [layer])]
+    return _dead(subject, [*top, *names])
+
+
+def _edited(subject: Subject, layer: int) -> list[str]:
+    """The kinds of hooks that hold something in this layer."""
+    silent = layer not in subject.attending
+    return [kind for kind in _EDITED if not (silent and kind.startswith("attn."))]
 
 
 def _dead(subject: Subject, names: list[str]) -> Measured:

@@ -84,6 +84,7 @@ class NativeStructure:
 
     def weights_of(self, original: nn.Module) -> Mapping[str, Tensor]:
         from interp.models.pretrained import native_weights
+        from interp.models.pruning import unpruned, with_heads_of
 
         state = original.state_dict()
         stated: Any = original.config
@@ -91,7 +92,9 @@ class NativeStructure:
         # A file's quantization: the tensors of a loaded model are plain numbers.
         config.pop("quantization_config", None)
         dtype: torch.dtype = self._model.cfg.dtype
-        return native_weights(config, state.keys(), state.__getitem__, "original", dtype)
+        whole = native_weights(config, state.keys(), state.__getitem__, "original", dtype)
+        # An original has all the heads that a pruned model once had.
+        return with_heads_of(whole, unpruned(self._config), self._config)
 
 
 def _scaling_settings(scaling: LinearScaling | Llama3Scaling | None) -> dict[str, object]:

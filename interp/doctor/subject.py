@@ -47,6 +47,8 @@ class Subject:
         self._find_original = find_original
         self.given = given  # whether the caller gave the original
         self.layers = range(model.cfg.n_layers)
+        # Of a layer whose heads are all pruned, hooks hold nothing.
+        self.attending = [layer for layer in self.layers if model.cfg.heads(layer)]
         self.dtype: torch.dtype = model.cfg.dtype
 
     # --- running --------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class Subject:
         """
         unit = torch.finfo(self.dtype).eps / 2
         stored = summed = 1.0
-        for layer in self.layers:
+        for layer in self.attending:
             q, k = self._heads_or_unturned(layer)
             scale = self._scale_or_usual(layer)
             scores = torch.einsum("bqhd,bkhd->bhqk", q, k).abs() * self.allowed(layer)
@@ -223,7 +225,7 @@ class Subject:
             q, k = (self.heads(layer, which) for which in "qk")
         except NotApplicable:
             q, k = (self.value(layer, f"attn.hook_{which}") for which in "qk")
-        return q, self.per_query_head(k)
+        return q, self.per_query_head(layer, k)
 
     def _scale_or_usual(self, layer: int) -> float:
         try:
@@ -258,12 +260,18 @@ class Subject:
         return plain if rope is None else rope.turned(plain, torch.arange(plain.shape[1]))
 
     def per_query_head(
-        self, x: Float[Tensor, "batch pos heads d_head"]
+        self, layer: int, x: Float[Tensor, "batch pos heads d_head"]
     ) -> Float[Tensor, "batch pos n_heads d_head"]:
-        """Key-value heads, each given to the consecutive query heads of its group."""
-        n_heads = self.model.cfg.n_heads
-        group = n_heads // x.shape[2]
-        return x[:, :, [head // group for head in range(n_heads)]]
+        """Key-value heads of a layer, each given to the query heads of its group.
+
+        Groups are of consecutive heads, before any was pruned.
+        """
+        cfg = self.model.cfg
+        if layer not in cfg.pruned_heads:  # some bridges show keys that are repeated already
+            group = cfg.n_heads // x.shape[2]
+            return x[:, :, [head // group for head in range(cfg.n_heads)]]
+        group, left = cfg.n_heads // cfg.n_key_value_heads, cfg.key_value_heads(layer)
+        return x[:, :, [left.index(head // group) for head in cfg.heads(layer)]]
 
 
 _READ = (

@@ -71,7 +71,7 @@ class BridgedModel(ReadsTokens):
         check_vocabulary(vocabulary, self._facts)
         self._hooks = honest_hooks(bridge, self._try)
         self.blocks = [
-            BridgedBlock(block, layer, self._facts.d_model, layer_window(bridge, layer))
+            BridgedBlock(block, layer, self._facts, layer_window(bridge, layer))
             for layer, block in enumerate(bridge.blocks)
         ]
 

@@ -81,11 +81,13 @@ def check_vocabulary(vocabulary: Vocabulary | None, facts: FlatConfig) -> None:
 class BridgedAttention:
     """What is known of one layer's heads; weights are in TransformerLens's layout."""
 
-    def __init__(self, attention: nn.Module, d_model: int, window: int | None):
+    def __init__(self, attention: nn.Module, facts: FlatConfig, layer: int, window: int | None):
         self._attention = attention
-        self._d_model = d_model
+        self._d_model = facts.d_model
         self.window = window
         """How many of the latest keys a query sees; None for all."""
+        self.heads = facts.heads(layer)
+        self.key_value_heads = facts.key_value_heads(layer)
 
     @property
     def W_O(self) -> Float[Tensor, "n_heads d_head d_model"]:
@@ -102,10 +104,10 @@ class BridgedAttention:
 class BridgedBlock:
     """One layer of a bridged model."""
 
-    def __init__(self, block: nn.Module, layer: int, d_model: int, window: int | None):
+    def __init__(self, block: nn.Module, layer: int, facts: FlatConfig, window: int | None):
         self._block = block
         self._layer = layer
-        self._d_model = d_model
+        self._facts = facts
         self._window = window
 
     @property
@@ -117,7 +119,7 @@ class BridgedBlock:
         attention = dict(self._block.named_children()).get("attn")
         if attention is None:
             raise ModelError(f"layer {self._layer} has no attention")
-        return BridgedAttention(attention, self._d_model, self._window)
+        return BridgedAttention(attention, self._facts, self._layer, self._window)
 
 
 def _check_kind(bridge: TransformerBridge, whole: object) -> None:

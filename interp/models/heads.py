@@ -28,6 +28,10 @@ from interp.models.patterns import Pattern, QueryKeys
 class GroupedAttention(nn.Module):
     """MHA, GQA and MQA: `n_heads` query heads over `n_key_value_heads` key and value heads.
 
+    `heads` and `key_value_heads` are the numbers of those that are there, counted before any was
+    pruned; weights, hooks and counts hold these alone. A layer without heads adds `b_O`, and its
+    hooks hold tensors without elements.
+
     Raw PyTorch forward hooks on a hook point are not seen; use the model's `hooks`,
     `run_with_hooks`, `run_with_cache` or `add_hook`.
     """
@@ -35,18 +39,23 @@ class GroupedAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         heads = config.attention
-        self.n_heads = heads.n_heads
-        self.n_key_value_heads = config.n_key_value_heads
+        self.heads = config.heads(layer)
+        self.key_value_heads = config.key_value_heads(layer)
+        self.n_heads = len(self.heads)
+        self.n_key_value_heads = len(self.key_value_heads)
+        self._uneven = _uneven_groups(
+            self.heads, self.key_value_heads, heads.n_heads // config.n_key_value_heads
+        )
         self.d_head = config.d_head
         self.layer = layer
         self.scale = config.attention_scale(layer)
         self.window = config.window(layer)
         self.dropout = config.dropout
         kv_width = self.n_key_value_heads * self.d_head
-        self.q_proj = nn.Linear(config.d_model, self.n_heads * self.d_head, bias=heads.bias)
-        self.k_proj = nn.Linear(config.d_model, kv_width, bias=heads.bias)
-        self.v_proj = nn.Linear(config.d_model, kv_width, bias=heads.bias)
-        self.o_proj = nn.Linear(
+        self.q_proj = _projection(config.d_model, self.n_heads * self.d_head, bias=heads.bias)
+        self.k_proj = _projection(config.d_model, kv_width, bias=heads.bias)
+        self.v_proj = _projection(config.d_model, kv_width, bias=heads.bias)
+        self.o_proj = _projection(
             self.n_heads * self.d_head, config.d_model, bias=bool(heads.output_bias)
         )
         if heads.qk_norm:
@@ -84,9 +93,9 @@ class GroupedAttention(nn.Module):
         added to the inputs of queries and keys, never to those of values.
         """
         placed = x if shortformer is None else x + shortformer
-        q = self.q_proj(placed).unflatten(2, (-1, self.d_head))
-        k = self.k_proj(placed).unflatten(2, (-1, self.d_head))
-        v = self.v_proj(x).unflatten(2, (-1, self.d_head))
+        q = self.q_proj(placed).unflatten(2, (self.n_heads, self.d_head))
+        k = self.k_proj(placed).unflatten(2, (self.n_key_value_heads, self.d_head))
+        v = self.v_proj(x).unflatten(2, (self.n_key_value_heads, self.d_head))
         if self.smear is not None:
             k = _smear_keys(k, self.smear, key_mask)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
@@ -94,10 +103,16 @@ class GroupedAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = self.hook_rot_q(rotate(q, rotation)), self.hook_rot_k(rotate(k, rotation))
-        z, weights = self._attend(q, k, v, AttentionMask(key_mask=key_mask, window=self.window))
-        z = self.hook_z(z)
-        if self.observer is not None:
-            self.observer(self._seen(weights, v, z, key_mask))
+        if self._uneven is not None:
+            k, v = k[:, :, self._uneven], v[:, :, self._uneven]
+        if self.n_heads:
+            mask = AttentionMask(key_mask=key_mask, window=self.window)
+            z, weights = self._attend(q, k, v, mask)
+            z = self.hook_z(z)
+            if self.observer is not None:
+                self.observer(self._seen(weights, v, z, key_mask))
+        else:
+            z = self.hook_z(self._nothing_attended(q))
         if last is not None:
             z = z[:, -last:]
         if self.hook_result.has_hooks():
@@ -123,6 +138,15 @@ class GroupedAttention(nn.Module):
         pattern = self.hook_pattern(attention_pattern(scores))
         z = weighted_values(nn.functional.dropout(pattern, dropout), v)
         return z, Pattern(pattern)
+
+    def _nothing_attended(
+        self, q: Float[Tensor, "batch pos 0 d_head"]
+    ) -> Float[Tensor, "batch pos 0 d_head"]:
+        """The z of no head, which is as empty as the queries; hooks get what they expect of it."""
+        if self.hook_attn_scores.has_hooks() or self.hook_pattern.has_hooks():
+            square = q.new_zeros(len(q), 0, q.shape[1], q.shape[1])
+            self.hook_pattern(self.hook_attn_scores(square))
+        return q
 
     def _seen(
         self,
@@ -177,6 +201,26 @@ class GroupedAttention(nn.Module):
     def b_O(self) -> Float[Tensor, " d_model"]:
         """Output bias, which belongs to no head; zeros where there is none."""
         return bias_of(self.o_proj)
+
+
+def _uneven_groups(
+    heads: tuple[int, ...], key_value_heads: tuple[int, ...], group: int
+) -> list[int] | None:
+    """The place of each query head's key-value head; None where all are read by as many."""
+    read = [key_value_heads.index(head // group) for head in heads]
+    return None if len({read.count(place) for place in read}) <= 1 else read
+
+
+def _projection(n_in: int, n_out: int, *, bias: bool) -> nn.Linear:
+    return (nn.Linear if n_in and n_out else _EmptyLinear)(n_in, n_out, bias=bias)
+
+
+class _EmptyLinear(nn.Linear):
+    """A projection from or to nothing: torch would warn that it has no weights to draw."""
+
+    def reset_parameters(self) -> None:
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 def _smear_keys(

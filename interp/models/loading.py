@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from interp.config import ModelConfig, config_tables, explain
+from interp.data.pretrained_tokenizer import PretrainedVocabulary, load_pretrained_vocabulary
 from interp.data.tokenizer import BytePairVocabulary
 from interp.errors import ConfigError, ModelError
 from interp.models.bridge import BridgedModel
@@ -25,12 +26,16 @@ from interp.models.hf_config import model_config
 from interp.models.hf_folder import read_tensor, tensor_files
 from interp.models.hub import CHECKPOINTS, CONFIG, WEIGHTS, Source, read_json, resolve
 from interp.models.hub import checkpoint_steps as checkpoint_steps
+from interp.models.new_folder import new_folder
 from interp.models.pretrained import native_weights, save_pretrained
 from interp.models.transformer import Transformer
 from interp.models.vocabulary import Vocabulary
 from interp.models.weights import model_with_weights, read_tensors, stored_weights
 
 TOKENIZER = "tokenizer.json"
+PRETRAINED_TOKENIZER = "tokenizer"
+"""A folder of its own: beside a config.json, transformers reads a tokenizer as that config's."""
+
 Ref = str | Path | Source | nn.Module
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -111,7 +116,7 @@ def _native(source: Source, dtype: torch.dtype, given: Vocabulary | None) -> Tra
     config, weights = read_gguf(source.path, dtype)
     vocabulary = given
     if vocabulary is None:
-        vocabulary = _pretrained_vocabulary(source.path.parent, source.path.name)
+        vocabulary = load_pretrained_vocabulary(source.path.parent, gguf_file=source.path.name)
     _check_vocabulary(vocabulary, config, f"the tokenizer of {source.path}")
     return model_with_weights(
         config, weights, source.path, vocabulary=vocabulary, model_name=source.name
@@ -125,6 +130,9 @@ def _checkpoint(source: Source, given: Vocabulary | None) -> Transformer:
     vocabulary = given
     if vocabulary is None and path.is_file():
         vocabulary = BytePairVocabulary.load(path)
+    elif vocabulary is None:
+        path = folder / PRETRAINED_TOKENIZER
+        vocabulary = load_pretrained_vocabulary(path) if path.is_dir() else None
     config = _read_config(folder)
     _check_vocabulary(vocabulary, config, str(path))
     path = folder / WEIGHTS
@@ -138,7 +146,7 @@ def _huggingface(source: Source, dtype: torch.dtype, given: Vocabulary | None) -
     hf = read_json(folder / CONFIG)
     config = model_config(hf, str(folder))
     files = tensor_files(folder)
-    vocabulary = _pretrained_vocabulary(folder) if given is None else given
+    vocabulary = load_pretrained_vocabulary(folder) if given is None else given
     _check_vocabulary(vocabulary, config, f"the tokenizer of {folder}")
     weights = native_weights(
         hf, files.keys(), lambda name: read_tensor(files[name], name), str(folder), dtype
@@ -182,15 +190,7 @@ def _from_memory(
 def _vocabulary(tokenizer: object | None) -> Vocabulary | None:
     if tokenizer is None or isinstance(tokenizer, Vocabulary):
         return tokenizer
-    from interp.data.pretrained_tokenizer import PretrainedVocabulary
-
     return PretrainedVocabulary(tokenizer)
-
-
-def _pretrained_vocabulary(folder: Path, gguf_file: str | None = None) -> Vocabulary | None:
-    from interp.data.pretrained_tokenizer import load_pretrained_vocabulary
-
-    return load_pretrained_vocabulary(folder, gguf_file=gguf_file)
 
 
 def _check_vocabulary(vocabulary: Vocabulary | None, config: ModelConfig, whose: str) -> None:
@@ -200,7 +200,29 @@ def _check_vocabulary(vocabulary: Vocabulary | None, config: ModelConfig, whose:
         )
 
 
-# --- checkpoints of a run -------------------------------------------------------------------
+# --- checkpoints of a run, and models by themselves -----------------------------------------
+
+
+def save_folder(model: Transformer, folder: Path | str) -> Path:
+    """Write a folder that `load_model` reads back bit for bit: weights, config and tokenizer.
+
+    A byte-pair vocabulary lies in `tokenizer.json`, one of `transformers` in `tokenizer/`. The
+    folder appears whole or not at all.
+
+    Raises: ModelError for a vocabulary of another kind, and for a folder that holds something.
+    """
+    vocabulary = model.vocabulary
+    with new_folder(folder) as scratch:
+        save_model(model, scratch)
+        if isinstance(vocabulary, BytePairVocabulary):
+            (scratch / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
+        elif isinstance(vocabulary, PretrainedVocabulary):
+            vocabulary.tokenizer.save_pretrained(scratch / PRETRAINED_TOKENIZER)
+        elif vocabulary is not None:
+            raise ModelError(
+                f"a vocabulary of {type(vocabulary).__name__} cannot be written into a folder"
+            )
+    return Path(folder)
 
 
 def save_model(model: Transformer, folder: Path) -> None:

@@ -20,13 +20,19 @@ class WholeModel(Protocol):
 @contextmanager
 def looking_at(model: WholeModel) -> Iterator[None]:
     """Neither gradients nor dropout; every part of the model gets its own mode back."""
+    with without_dropout(model), torch.no_grad():
+        yield
+
+
+@contextmanager
+def without_dropout(model: WholeModel) -> Iterator[None]:
+    """No dropout; every part of the model gets its own mode back."""
     parts = list(model.modules())
     modes = [part.training for part in parts]
     for part in parts:
         part.training = False
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for part, mode in zip(parts, modes, strict=True):
             part.training = mode

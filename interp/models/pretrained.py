@@ -5,14 +5,12 @@ exactly once and every parameter is set exactly once; whatever does not fit is l
 """
 
 import json
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
@@ -23,6 +21,8 @@ from interp.data.tokenizer import BytePairVocabulary
 from interp.errors import ModelError
 from interp.models.hf_config import model_config
 from interp.models.hf_families import hf_config
+from interp.models.new_folder import new_folder
+from interp.models.pruning import unpruned, with_heads_of
 from interp.models.transformer import Transformer
 from interp.models.weights import check_weights, stored_weights
 
@@ -150,10 +150,13 @@ def native_weights(
 def hf_weights(model: Transformer) -> dict[str, Tensor]:
     """The model's weights under Hugging Face's names and in its layout; each storage once.
 
+    Pruned heads are zeros: a family of transformers has as many heads in every layer.
+
     Raises: ModelError for a model whose parameters are not those of its config.
     """
     weights, empty = stored_weights(model), _without_weights(model.config)
     check_weights(empty, weights, Path(model.model_name))
+    weights = with_heads_of(weights, model.config, unpruned(model.config))
     prefix = _PREFIXES[_table_name(model.config)]
     theirs = {}
     for row in _rows(model.config, weights).values():
@@ -257,32 +260,31 @@ def save_pretrained(model: Transformer, folder: Path | str) -> Path:
     the embedding, unless it is given ids or `prepend_bos=False`. It also ignores GPT-2's
     `scale_attn_weights` (seen in 4.3), so that a model with a scale of 1 is right in `transformers`
     only. A qwen2 folder gets a tokenizer only where it is Qwen2's own, since `transformers` would
-    read any other as if it were. The folder appears whole or not at all.
+    read any other as if it were. Pruned heads are written as zeros: the logits are the same, but
+    nothing is smaller; `zero_heads_note` says so. The folder appears whole or not at all.
 
     Raises: ModelError for a model that no family of transformers has the shape of, and for a folder
     that holds something.
     """
     config = hf_config(model.config)
     config["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
-    target = Path(folder).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ModelError(f"{folder} is not empty: a model is written into a folder of its own")
-    scratch = target.with_name(f".{target.name}.making")
-    try:
-        shutil.rmtree(scratch, ignore_errors=True)  # what a killed process left
-        scratch.mkdir(parents=True)
+    with new_folder(folder) as scratch:
         # Releases of transformers before 5 insist on this entry.
         save_file(hf_weights(model), scratch / "model.safetensors", metadata={"format": "pt"})
         _write_json(scratch / "config.json", config)
         _write_tokenizer(model, config["model_type"], scratch)
-        if target.exists():
-            target.rmdir()
-        scratch.rename(target)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{folder} cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return Path(folder)
+
+
+def zero_heads_note(config: ModelConfig) -> str | None:
+    """What to say of the export of a model with pruned heads, in one line; None without any."""
+    n_pruned = sum(map(len, config.attention.pruned_heads.values()))
+    if not n_pruned:
+        return None
+    return (
+        f"pruned heads are written as zeros ({n_pruned} of them), since transformers has as many "
+        "heads in every layer: the same logits, but no smaller model"
+    )
 
 
 def _write_tokenizer(model: Transformer, model_type: object, folder: Path) -> None:

@@ -6,7 +6,6 @@ a user's own hooks away. This is the one module that imports transformer_lens at
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,6 +19,7 @@ from transformer_lens.utilities import Slice
 from interp.config import ModelConfig
 from interp.errors import ModelError, ShapeError
 from interp.models.block import Block
+from interp.models.flat_config import FlatConfig as FlatConfig
 from interp.models.hooks import HookName, NamesFilter, kept_copy, matching_hooks
 from interp.models.hub import Source
 from interp.models.inputs import ReadsTokens, checked_key_mask
@@ -28,34 +28,6 @@ from interp.models.losses import mean_loss, next_token_losses
 from interp.models.vocabulary import Vocabulary, is_text
 
 ReturnType = Literal["logits", "loss", "both"] | None
-
-
-@dataclass(frozen=True)
-class FlatConfig:
-    """The model's facts under TransformerLens's names. Changing one does not change the model."""
-
-    model_name: str
-    n_layers: int
-    n_heads: int
-    n_key_value_heads: int
-    d_model: int
-    d_head: int
-    d_mlp: int | None
-    d_vocab: int
-    n_ctx: int
-    act_fn: str | None
-    normalization_type: str | None
-    positional_embedding_type: str
-    attention_dir: Literal["causal", "bidirectional"]
-    window_size: int | None
-    attn_only: bool
-    gated_mlp: bool
-    eps: float
-    rotary_base: float
-    tie_word_embeddings: bool
-    bos_token_id: int | None
-    device: str
-    dtype: torch.dtype
 
 
 class HeadCache(ActivationCache):
@@ -157,6 +129,7 @@ class Transformer(ReadsTokens, HookedRootModule):
             bos_token_id=config.bos_token_id,
             device=str(weight.device),
             dtype=weight.dtype,
+            pruned_heads=config.attention.pruned_heads,
         )
 
     def forward(
@@ -177,7 +150,8 @@ class Transformer(ReadsTokens, HookedRootModule):
         `start_at_layer` they are the residual stream `[batch, pos, d_model]` entering that layer.
         `stop_at_layer` returns the residual stream entering that layer instead. With `last` only so
         many last positions leave the last layer, which spares its MLP and the unembedding the
-        rest. In `attention_mask` `[batch, pos]` 1 marks a real token; left padding corrects positions.
+        rest. In `attention_mask` `[batch, pos]` 1 marks a real token; left padding corrects
+        positions.
         The loss is a mean over real next tokens; with `loss_per_token` it is `[batch, pos - 1]`,
         where element p belongs to the prediction of token p + 1 and padding holds 0.
 

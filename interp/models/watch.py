@@ -38,7 +38,8 @@ class HookedModel(WholeModel, Protocol):
 
     @property
     def blocks(self) -> Any:  # a ModuleList or a list: they share no type
-        """The layers by index; each answers `attn.W_O`, `attn.b_O` and `attn.window`."""
+        """The layers by index; each answers `attn.heads`, `attn.key_value_heads`, `attn.W_O`,
+        `attn.b_O` and `attn.window`."""
         ...
 
     def to_tokens(self, text: object) -> Int[Tensor, "batch pos"]:
@@ -89,7 +90,8 @@ def watch_attention(
     Our model computes no pattern for it: queries and keys are looked at, with the log-sum-exp that
     its attention leaves. Where hooks of the user's edit scores or pattern, that pattern counts. A
     bridged model computes every pattern anyway, and those are looked at. Nothing outlives its layer
-    but what was reduced, on the CPU. The model is left as it was.
+    but what was reduced, on the CPU. Of a layer whose heads are all pruned that is nothing. The
+    model is left as it was.
     """
     reduced: dict[int, dict[Any, Tensor]] = {}
     device = torch.device(str(model.cfg.device))
@@ -109,7 +111,7 @@ def watch_attention(
                 model(tokens, attention_mask=key_mask, return_type=None)
         else:
             _look_at_patterns(model, tokens, look, key_mask)
-    return [reduced[layer] for layer in range(model.cfg.n_layers)]
+    return [reduced[layer] if model.cfg.heads(layer) else {} for layer in range(model.cfg.n_layers)]
 
 
 def layer_window(model: HookedModel, layer: int) -> int | None:

@@ -70,7 +70,7 @@ class SequenceProbe:
             scores |= head_values(model, ["previous-token", "sinks"], self.for_heads)
         metrics["first_copy_loss"] = float(np.mean(first))
         metrics["second_copy_loss"] = float(np.mean(second))
-        return Measurement(metrics, _head_rows(scores))
+        return Measurement(metrics, _head_rows(scores, model))
 
     def _held_out_losses(self, model: HookedModel) -> dict[str, float]:
         if self.held_out is None or self.icl is None:
@@ -156,10 +156,9 @@ def split_copies(losses: Float[Tensor, "batch losses"], batch: TokenBatch) -> tu
 
 
 def _head_rows(
-    values: Mapping[str, Float[np.ndarray, "layer _ n_heads"]],
+    values: Mapping[str, Float[np.ndarray, "layer _ n_heads"]], model: HookedModel
 ) -> list[dict[str, int | float]]:
     means = {name: sequence_statistics(scores)[0] for name, scores in values.items()}
-    n_layers, n_heads = means["induction"].shape
     return [
         {
             "layer": layer,
@@ -168,6 +167,6 @@ def _head_rows(
             "previous_token": float(means["previous_token"][layer, head]),
             "sink": float(means["sinks"][layer, head]),
         }
-        for layer in range(n_layers)
-        for head in range(n_heads)
+        for layer in range(model.cfg.n_layers)
+        for head in model.cfg.heads(layer)
     ]

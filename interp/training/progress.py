@@ -19,6 +19,20 @@ def summary_line(metrics: dict[str, float], heads: list[dict[str, int | float]])
     )
 
 
+def bar_on_terminal() -> Progress | None:
+    """A bar with the time left on standard error; None where that is no terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        return None
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    )
+
+
 class TrainingProgress:
     """Watches a run; everything goes to standard error."""
 
@@ -26,16 +40,8 @@ class TrainingProgress:
         self._steps = steps
         self._began = time.perf_counter()
         self._started_at: int | None = None
-        self._bar: Progress | None = None
-        console = Console(file=sys.stderr)
-        if console.is_terminal:
-            self._bar = Progress(
-                MofNCompleteColumn(),
-                BarColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.description}"),
-                console=console,
-            )
+        self._bar = bar_on_terminal()
+        if self._bar:
             self._task = self._bar.add_task("", total=steps)
 
     def __enter__(self) -> "TrainingProgress":

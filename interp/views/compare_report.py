@@ -193,8 +193,7 @@ def _differences(comparison: Comparison, names: dict[str, str]) -> Iterator[Part
             )
         yield Plot(
             head_scatter(
-                comparison.heads_of(comparison.labels[0]),
-                comparison.heads_of(comparison.labels[1]),
+                *comparison.heads_of_both(),
                 scores,
                 (first, second),
                 unit=unit,

@@ -27,34 +27,41 @@ def head_heatmap(
     unit: str = "",
     bounds: tuple[float, float] | None = None,
     diverging: bool = False,
+    noun: str = "head",
+    quantity: str = "",
+    reading: str = "",
+    pruned: Sequence[tuple[int, int]] = (),
 ) -> go.Figure:
     """A layer × head map of one column, layer 0 at the top.
 
     The colours span `bounds`, or 0 to the largest value; `diverging` makes them symmetric around 0,
-    for effects.
-    Heads without a finite value stay blank and are named in `layout.meta["notes"]`.
+    for effects. `noun` is what the columns are called, heads or KV heads; `quantity` what the
+    column is called in the caption, to which `reading` is added. `pruned` are heads that the model
+    has no longer. These, heads without a row and heads without a finite value stay blank and are
+    named in `layout.meta["notes"]`, each with its reason.
 
     Raises:
         AnalysisError: the table is empty, lacks the column, or has several rows for one head.
     """
-    layers, heads, values = head_grid(table, column)
+    layers, heads, values = head_grid(table, column, pruned)
     low, high = bounds or style.colour_range((v for row in values for v in row), diverging)
-    words = f"{column} in {unit}" if unit else column
+    words = f"{quantity or column}, {unit}" if unit else quantity or column
     ends = "orange is above 0, blue below" if diverging else "stronger is more"
     figure = style.figure(
         title or f"{column} by head",
         subtitle or about(table, unit),
-        f"One cell a head, the first layer at the top; colour is {words}: {ends}.",
+        f"One cell a {noun}, the first layer at the top; colour is {words}: {ends}."
+        + (f" {reading}" if reading else ""),
         plot_height=min(max(26 * len(layers), 60), 720),
         margins=(52, 12, 46),
         width=200 + 64 * max(len(heads), 4),
-        notes=_blank_note(_missing(layers, heads, values), len(layers) * len(heads)),
+        notes=_blank_notes(table, values, set(pruned), "KV" if noun == "KV head" else "H"),
     )
     error = f"{column}_se"
-    hover = f"layer %{{customdata[0]}}, head %{{customdata[1]}}<br>{literal(column)} %{{z:.4g}}"
+    hover = f"layer %{{customdata[0]}}, {noun} %{{customdata[1]}}<br>{literal(column)} %{{z:.4g}}"
     if error in table:
         hover += " ± %{customdata[2]:.2g}"
-    errors = head_grid(table, error)[2] if error in table else values
+    errors = head_grid(table, error, pruned)[2] if error in table else values
     figure.add_heatmap(
         z=values,
         x=list(range(len(heads))),
@@ -71,8 +78,8 @@ def head_heatmap(
         ygap=1.5,
     )
     figure.update_layout(
-        coloraxis=_colours(low, high, diverging, _colour_bar(len(layers))),
-        xaxis=_index_axis(heads, "head"),
+        coloraxis=_colours(low, high, diverging, _colour_bar(len(layers), low, high)),
+        xaxis=_index_axis(heads, noun),
         yaxis=_index_axis(layers, "layer") | {"autorange": "reversed"},
     )
     return figure
@@ -304,25 +311,36 @@ def _colours(low: float, high: float, diverging: bool, bar: dict[str, object]) -
     return {"cmin": low, "cmax": high, "colorscale": scale, "colorbar": bar}
 
 
-def _colour_bar(n_layers: int) -> dict[str, object]:
-    # The bar is as high as the map: few layers leave room for few numbers beside it.
-    return {"thickness": 12, "outlinewidth": 0, "ticklen": 3, "nticks": min(5, n_layers + 1)}
+def _colour_bar(n_layers: int, low: float, high: float) -> dict[str, object]:
+    bar: dict[str, object] = {"thickness": 12, "outlinewidth": 0, "ticklen": 3}
+    if n_layers > 3:
+        return bar | {"nticks": 5}
+    # The bar is as high as the map, which leaves room for its ends and 0.
+    ticks = sorted({low, 0.0, high})
+    labels = [f"{tick:.2g}".replace("-", "−") for tick in ticks]
+    return bar | {"tickmode": "array", "tickvals": ticks, "ticktext": labels}
 
 
-def _blank_note(missing: list[str], count: int) -> list[str]:
-    if not missing:
-        return []
-    if len(missing) == count:
+def _blank_notes(
+    table: pd.DataFrame,
+    values: list[list[float | None]],
+    pruned: set[tuple[int, int]],
+    letter: str,
+) -> list[str]:
+    """Which cells are blank, and why: pruned, without a row, or without a finite value."""
+    count = sum(map(len, values))
+    blank = [(a, b) for a, row in enumerate(values) for b, v in enumerate(row) if v is None]
+    if len(blank) == count:
         return ["No head has a finite value, so the whole map is blank."]
-    named = ", ".join(missing[:24]) + (", …" if len(missing) > 24 else "")
-    return [f"Blank, without a finite value: {named} ({len(missing)} of {count} heads)."]
-
-
-def _missing(layers: list[int], heads: list[int], values: list[list[float | None]]) -> list[str]:
-    """The labels of the heads without a finite value."""
+    measured = set(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
+    kinds = {
+        "pruned, the model has no such head": [h for h in blank if h in pruned - measured],
+        "not measured": [h for h in blank if h not in pruned | measured],
+        "without a finite value": [h for h in blank if h in measured],
+    }
     return [
-        f"L{layer}H{head}"
-        for layer, row in zip(layers, values, strict=True)
-        for head, value in zip(heads, row, strict=True)
-        if value is None
+        f"Blank, {why}: {', '.join(f'L{a}{letter}{b}' for a, b in heads[:24])}"
+        f"{', …' if len(heads) > 24 else ''} ({len(heads)} of {count} heads)."
+        for why, heads in kinds.items()
+        if heads
     ]

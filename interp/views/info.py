@@ -73,8 +73,12 @@ def parameters_by_part(model: HookedModel) -> dict[str, int]:
 
 def cache_bytes(model: HookedModel) -> int:
     """Bytes that a KV cache needs for each token: keys and values of every layer."""
+    return sum(_layer_cache_bytes(model, layer) for layer in range(model.cfg.n_layers))
+
+
+def _layer_cache_bytes(model: HookedModel, layer: int) -> int:
     cfg = model.cfg
-    return 2 * cfg.n_layers * cfg.n_key_value_heads * cfg.d_head * cfg.dtype.itemsize
+    return 2 * len(cfg.key_value_heads(layer)) * cfg.d_head * cfg.dtype.itemsize
 
 
 def _origin(model: HookedModel) -> str:
@@ -94,6 +98,8 @@ def _attention(model: HookedModel, structure: Structure) -> Iterator[str]:
         f"attention {kind}: {cfg.n_heads} query heads over {cfg.n_key_value_heads} key-value heads "
         f"of width {cfg.d_head}{odd}"
     )
+    if cfg.pruned_heads:
+        yield _pruned(model)
     facts = ["causal" if structure.causal else "bidirectional"]
     windows = [structure.window(layer) for layer in range(cfg.n_layers)]
     windowed = [layer for layer, window in enumerate(windows) if window is not None]
@@ -156,6 +162,18 @@ def _tokens(model: HookedModel) -> str:
     return f"tokenizer of {len(vocabulary):,} tokens{rows}; {text}"
 
 
+def _pruned(model: HookedModel) -> str:
+    cfg = model.cfg
+    layers = range(cfg.n_layers)
+    left = [len(cfg.heads(layer)) for layer in layers]
+    shared = sum(len(cfg.key_value_heads(layer)) for layer in layers)
+    n_heads, n_shared = cfg.n_layers * cfg.n_heads, cfg.n_layers * cfg.n_key_value_heads
+    return (
+        f"  pruned: {n_heads - sum(left)} of {n_heads} query heads and {n_shared - shared} of "
+        f"{n_shared} key-value heads; a layer has {min(left)} to {max(left)} query heads left"
+    )
+
+
 def _parameters(parts: Mapping[str, int]) -> Iterator[str]:
     total = sum(parts.values())
     yield f"parameters {total:,}"
@@ -170,10 +188,9 @@ def _cache(model: HookedModel, structure: Structure) -> Iterator[str]:
         return
     per_token = cache_bytes(model)
     yield f"KV cache {per_token:,} bytes a token"
-    windows = [structure.window(layer) for layer in range(cfg.n_layers)]
-    kept = sum(min(cfg.n_ctx, window or cfg.n_ctx) for window in windows)
-    whole = per_token // cfg.n_layers * kept
-    capped = kept < cfg.n_ctx * cfg.n_layers
+    kept = [min(cfg.n_ctx, structure.window(i) or cfg.n_ctx) for i in range(cfg.n_layers)]
+    whole = sum(n * _layer_cache_bytes(model, layer) for layer, n in enumerate(kept))
+    capped = sum(kept) < cfg.n_ctx * cfg.n_layers
     how = ", where windowed layers keep no more than their window" if capped else ""
     yield (
         f"  {_short(whole / 1e6)} MB ({_short(whole / 2**20)} MiB) for a context of "

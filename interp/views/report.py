@@ -11,11 +11,12 @@ from pathlib import Path
 from interp.comparison.result import FILE as COMPARISON
 from interp.comparison.result import Comparison
 from interp.errors import AnalysisError
-from interp.tables import HeadScores, write_text
+from interp.tables import HeadScores, SetScores, write_text
 from interp.views import page
+from interp.views.ablation_words import title as result_title
 from interp.views.compare_report import compare_page
 from interp.views.run_report import phase_change_page, series_page, training_page
-from interp.views.scores_report import read_scores, scores_page
+from interp.views.scores_report import read_scores, scores_page, several_title
 
 _PAGES = {"train": training_page, "phase-change": phase_change_page, "series": series_page}
 
@@ -37,8 +38,8 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def report(results: Sequence[HeadScores], path: str | Path) -> Path:
-    """Write one page of several analyses, in the order given; returns its path.
+def report(results: Sequence[HeadScores | SetScores], path: str | Path) -> Path:
+    """Write one page of several analyses or sweeps, in the order given; returns its path.
 
     Raises:
         AnalysisError: there are no results.
@@ -48,13 +49,15 @@ def report(results: Sequence[HeadScores], path: str | Path) -> Path:
     models = ", ".join(dict.fromkeys(scores.model for scores in results))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page.render(scores_page(list(results), f"Head scores of {models}")))
+    title = f"{several_title(results)} of {models}"
+    write_text(path, page.render(scores_page(list(results), title)))
     return path
 
 
-def head_scores_page(scores: HeadScores) -> str:
-    """The HTML page of one analysis: the map of its scores, the strongest heads, its facts."""
-    return page.render(scores_page([scores], f"{scores.analysis.capitalize()} of {scores.model}"))
+def result_page(result: HeadScores | SetScores) -> str:
+    """The HTML page of one analysis or sweep: its figures, its strongest rows, its facts."""
+    named = result_title(result)
+    return page.render(scores_page([result], named[:1].upper() + named[1:]))
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -69,7 +72,7 @@ def _page(folder: Path) -> page.Page:
         return _PAGES[kind](folder, facts)
     saved = [read_scores(path) for path in sorted(folder.glob("*.json")) if path.name != "run.json"]
     results = [scores for scores in saved if scores is not None]
-    alone = scores_page(results, f"Head scores: {folder.resolve().name}")
+    alone = scores_page(results, f"{several_title(results)}: {folder.resolve().name}")
     if (folder / COMPARISON).is_file():
         compared = compare_page(Comparison.load(folder / COMPARISON))
         return replace(compared, sections=(*compared.sections, *alone.sections))

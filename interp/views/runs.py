@@ -4,6 +4,7 @@ One invariant: a head, a run or a column that is not there is reported or left b
 in.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -40,6 +41,13 @@ def runs(table: pd.DataFrame) -> list[Run]:
     return [Run(key, table.iloc[rows]) for key, rows in places.items()]
 
 
+def pruned_heads(params: Mapping[str, object]) -> list[tuple[int, int]]:
+    """The layer and number of each head that the model of a result has no longer."""
+    labels = params.get("pruned_heads")
+    pairs = [str(label).split(".") for label in labels] if isinstance(labels, list) else []
+    return [(int(layer), int(head)) for layer, head in pairs]
+
+
 def texts(table: pd.DataFrame, column: str) -> list[str]:
     """The column as text, row by row; the empty string where it, or the column, is missing."""
     if column not in table:
@@ -59,9 +67,12 @@ def require(table: pd.DataFrame, *columns: str) -> None:
 
 
 def head_grid(
-    table: pd.DataFrame, column: str
+    table: pd.DataFrame, column: str, gone: Iterable[tuple[int, int]] = ()
 ) -> tuple[list[int], list[int], list[list[float | None]]]:
     """The layers, the heads and the column's values as rows of layers; None for a head without one.
+
+    The grid goes from layer 0 and head 0 to the last of the table and of `gone`, the heads that the
+    model has no longer: a layer without any row is one of blanks.
 
     Raises:
         AnalysisError: the table is empty, lacks the column, or has several rows for one head.
@@ -74,8 +85,9 @@ def head_grid(
                 f"a head map needs one row a head: L{key[0]}H{key[1]} has several; select one first"
             )
         values[key] = drawable(value)
-    layers = sorted({layer for layer, _ in values})
-    heads = sorted({head for _, head in values})
+    places = [*values, *gone]
+    layers = list(range(max(layer for layer, _ in places) + 1))
+    heads = list(range(max(head for _, head in places) + 1))
     return layers, heads, [[values.get((layer, head)) for head in heads] for layer in layers]
 
 

@@ -25,7 +25,7 @@ def print_scores(scores: HeadScores) -> None:
         _heading(column, scores.score): [_cell(value) for value in shown[column]]
         for column in columns
     }
-    _print_columns(console, f"{scores.analysis} of {scores.model}", _labels(shown), cells)
+    print_columns(console, f"{scores.analysis} of {scores.model}", _labels(shown), cells)
     if len(scores.table) > len(shown):
         console.print(f"the {len(shown)} strongest of {len(scores.table)} heads")
     if same:
@@ -132,7 +132,7 @@ def print_all_scores(results: Sequence[HeadScores]) -> None:
         for scores in results
     }
     labels = _labels(first.iloc[rows])
-    _print_columns(console, f"heads of {results[0].model}", labels, cells)
+    print_columns(console, f"heads of {results[0].model}", labels, cells)
     console.print(f"* among the {STRONGEST} strongest of an analysis")
     for scores in results:
         summary, best = scores.summary, scores.top(1).iloc[0]
@@ -165,27 +165,36 @@ def _labels(table: pd.DataFrame) -> list[str]:
     return [head_label(int(row.layer), int(row.head)) for row in table.itertuples()]
 
 
-def _print_columns(
-    console: Console, title: str, labels: Sequence[str], columns: Mapping[str, Sequence[str]]
+def print_columns(
+    console: Console,
+    title: str,
+    labels: Sequence[str],
+    columns: Mapping[str, Sequence[str]],
+    heading: str = "head",
 ) -> None:
-    """Columns by heading, one row for each head, in as many tables as the terminal needs.
+    """Columns by heading, one row for each label, in as many tables as the terminal needs.
 
     A number folded over two lines is two numbers to the eye.
     """
     rest = dict(columns)
     while rest:
-        room = console.width - max(map(len, ["head", *labels])) - len("┃  ┃ ")
+        room = console.width - max(map(len, [heading, *labels])) - len("┃  ┃ ")
         table = Table(title=Text(title), title_justify="left")
-        table.add_column("head", justify="right", no_wrap=True)
-        part: list[Sequence[str]] = []
-        for heading, cells in list(rest.items()):
-            width = max(map(len, [*heading.split(), *cells]))
-            room -= width + len(" ┃ ")
-            if part and room < 0:
+        table.add_column(heading, justify="right", no_wrap=True)
+        part: dict[str, int] = {}
+        for name, cells in rest.items():
+            width = max(map(len, [*name.split(), *cells]))
+            if part and width + len(" ┃ ") > room:
                 break
-            table.add_column(heading, justify="right", min_width=width, overflow="fold")
-            part.append(rest.pop(heading))
-        for label, *cells in zip(labels, *part, strict=True):
+            room -= width + len(" ┃ ")
+            part[name] = width
+        for name, width in part.items():
+            # A heading of several words takes what room is left, and is folded without.
+            whole = max(width, min(len(name), width + room))
+            room -= whole - width
+            table.add_column(name, justify="right", width=whole, overflow="fold")
+        chosen = [rest.pop(name) for name in part]
+        for label, *cells in zip(labels, *chosen, strict=True):
             table.add_row(label, *map(Text, cells))
         console.print(table)
 
