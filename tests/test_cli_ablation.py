@@ -20,6 +20,7 @@ import interp
 from interp.ablation.sweep import JOURNAL
 from interp.cli import app
 from interp.cli.progress import QUIET_SECONDS, SweepProgress
+from interp.inputs import random_inputs
 from interp.models.loading import load_model, save_folder
 
 runner = CliRunner()
@@ -548,10 +549,15 @@ def test_the_pruned_model_is_written_and_is_the_masked_one(here):
 def test_an_order_and_a_share_name_the_heads_that_leave(here):
     words = ("prune", "mha", *WORDS, "--order", "importance", "--share", "0.4", "--out", "out")
     saved = json.loads(call(*words, "--format", "json").stdout)
-    importance = interp.importance(load_model("mha"), blocks=[5], batch=4).table
+    model = load_model("mha")
+    every = random_inputs(model, [5], 4).batches[0].tokens
+    importance = interp.importance(model, every[::2]).table  # ranked on every second sequence
     least = importance.nsmallest(3, "importance")[["layer", "head"]].to_numpy().tolist()
     removed = [[int(layer), head] for layer, own in saved["heads"].items() for head in own]
     assert sorted(removed) == sorted(least)
+    assert saved["inputs"].startswith("one half of ")
+    told = interp.ablate(model, every[1::2], heads=[tuple(head) for head in removed])
+    assert saved["loss"][0] == pytest.approx(told.summary["loss_clean"], abs=1e-5)
     assert saved["loss"][1] == pytest.approx(saved["loss_masked"], abs=1e-5)
     assert sum(map(len, load_model("out/model").cfg.pruned_heads.values())) == 3
 

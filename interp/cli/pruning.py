@@ -1,5 +1,6 @@
 """`interp prune`: which heads a model can do without, and the model without them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -173,7 +174,9 @@ def _first_of(
     number = round(share * len(ordered))
     if not number:
         raise ConfigError(f"--share {share:g} of {len(ordered)} heads is less than one head")
-    return ordered[:number], told.inputs
+    # The line of losses should not claim the sequences that ranked the heads.
+    half = f"one half of {told.inputs.description}"
+    return ordered[:number], replace(told.inputs, description=half)
 
 
 def _curves(
