@@ -12,8 +12,10 @@ demo: .venv/ready
 	$(BIN)/interp run configs/phase_change.toml --resume --out $(DEMO)
 	$(BIN)/interp compare $(DEMO)/runs/two-layer-seed-0 smollm2-135m --out $(DEMO)/compare
 
+# Two processes, to each of which tests/conftest.py gives one thread. They take whole files, so that
+# what a file's tests share is made once, and in their order: one of the longest would come last.
 test: .venv/ready-dev check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready-dev
 	$(BIN)/ruff format --check .

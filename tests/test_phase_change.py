@@ -202,13 +202,19 @@ def test_an_interrupted_experiment_ends_its_workers_at_once(tmp_path: Path) -> N
     config = ROOT / "configs" / "phase_change.toml"
     out = tmp_path / "long"
     command = [sys.executable, "-m", "interp", "run", str(config), "--out", str(out)]
+    # What is ignored here, as Ctrl-C is in a shell's background job, the command would ignore too.
+    own = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    metrics = list(out.glob("runs/*/metrics.jsonl"))
-    while not metrics and process.poll() is None:
-        time.sleep(0.2)
+    signal.signal(signal.SIGINT, own)
+    try:
         metrics = list(out.glob("runs/*/metrics.jsonl"))
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+        while not metrics and process.poll() is None:
+            time.sleep(0.2)
+            metrics = list(out.glob("runs/*/metrics.jsonl"))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert said.strip().endswith("interp: interrupted; --resume continues")
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.jsonl")}
