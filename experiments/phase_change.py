@@ -36,9 +36,11 @@ from interp.models.loading import load_model, torch_device
 from interp.tables import head_label, strict_json, versions, write_text
 from interp.training.changepoint import RULE, Change, summarize_changes
 from interp.training.changes import CURVE_NAMES, CURVES, LeastSizes, find_changes
+from interp.training.head_results import save_head_results
 from interp.training.parallel import train_all
 from interp.training.probes import IclScore
 from interp.training.run_folder import RunFolder
+from interp.views.pages.run_tables import HEADS
 from interp.views.report import write_report
 
 TWO_LAYER, CONTROL = "two-layer", "one-layer"
@@ -114,6 +116,7 @@ def run(
         ],
         ignore_index=True,
     )
+    _save_heads(out, jobs, settings)
     across = across_changes(curves, changes, settings)
     tables = {
         "curves": curves,
@@ -140,6 +143,21 @@ def run(
     }
     write_text(out / "run.json", strict_json(facts) + "\n")
     return write_report(out)
+
+
+def _save_heads(out: Path, jobs: Mapping[Path, RunConfig], settings: Settings) -> None:
+    """What the report's explorer shows of single heads: of the first seed of either model."""
+    for folder, job in jobs.items():
+        if job.train.seed == settings.seeds[0]:
+            stream, _ = open_stream(job)
+            held_out = stream.held_out(settings.ablation_sequences, apart_from=job.probe.sequences)
+            save_head_results(
+                folder,
+                out / HEADS / folder.name,
+                held_out,
+                block=max(job.probe.blocks),
+                seed=job.train.seed,
+            )
 
 
 def _with_seed(config: RunConfig, model: str, seed: int) -> RunConfig:

@@ -163,7 +163,8 @@ def token_inputs(
     return Inputs(
         [given],
         [_unrepeated_copy(given, model)],
-        f"{len(ids)} given sequence{'' if len(ids) == 1 else 's'} of {ids.shape[1]} tokens",
+        f"{len(ids)} given sequence{'' if len(ids) == 1 else 's'} of {ids.shape[1]} "
+        f"token{'' if ids.shape[1] == 1 else 's'}",
         {"shape": list(ids.shape)},
     )
 

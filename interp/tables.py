@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -58,6 +58,20 @@ class Result:
         write_text(record, self.to_json() + "\n")
         return [csv, record]
 
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> dict[str, object]:
+        """The figure of the result, for IPython and its notebooks."""
+        from interp.views.drawing import notebook_bundle  # asked for by name, when it is shown
+
+        return notebook_bundle(self)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks of other kinds, such as marimo, as HTML that needs no network."""
+        from interp.views.drawing import notebook_html
+
+        return notebook_html(self)
+
     @classmethod
     def load(cls: type[Kind], path: Path | str) -> Kind:
         """The result in a JSON file that `save` wrote.
@@ -66,15 +80,29 @@ class Result:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
+            _check_record(data)
             # A column of nulls is one of missing numbers.
             table = pd.DataFrame(data.pop("table")).fillna(np.nan).infer_objects()
-            return cls(table=table.astype(dict.fromkeys(cls._indices(table), int)), **data)
+            whole = cls._indices(table)
+            if lacking := [name for name in whole if name not in table]:
+                raise ValueError(f"its table has no {lacking[0]}")
+            table = table.astype(dict.fromkeys(whole, int))
+            if (table[whole] < 0).any(axis=None):
+                raise ValueError("a layer or a head is below 0")
+            return cls(table=table, **cls._given(data))
         except FileNotFoundError:
             raise AnalysisError(f"{path}: no such file") from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except KeyError as error:
+            raise AnalysisError(f"{path}: not {cls._kind}: it has no {error}") from None
+        except (ValueError, TypeError, AttributeError, ShapeError) as error:
             raise AnalysisError(f"{path}: not {cls._kind}: {error}") from None
 
     _kind: ClassVar[str] = "a file of results"
+
+    @classmethod
+    def _given(cls, record: dict[str, Any]) -> dict[str, Any]:
+        """What the file's own fields are to the constructor."""
+        return record
 
     @classmethod
     def _indices(cls, table: pd.DataFrame) -> list[str]:
@@ -136,6 +164,43 @@ class SetScores(Result):
     def _indices(cls, table: pd.DataFrame) -> list[str]:
         names = ("layer_a", "head_a", "layer_b", "head_b", "layer", "removed")
         return [name for name in names if name in table]
+
+
+@dataclass(frozen=True, eq=False)
+class Activations(Result):
+    """The largest activations of each layer and site.
+
+    `table` has a row for each: integers `layer`, `sequence`, `position` and `dimension`, the `site`
+    and the `token` as text, the signed `value`, its `magnitude` (the score), and what that is
+    compared with.
+    """
+
+    _kind: ClassVar[str] = "a file of activations"
+
+    @classmethod
+    def _indices(cls, table: pd.DataFrame) -> list[str]:
+        return ["layer", "sequence", "position", "dimension"]
+
+
+def _check_record(record: dict[str, Any]) -> None:
+    """Refuse a file whose fields are missing or of another kind.
+
+    Raises: KeyError, TypeError, ShapeError.
+    """
+    kinds: dict[str, type] = {
+        **dict.fromkeys(("score", "unit", "analysis", "model", "inputs"), str),
+        **dict.fromkeys(("params", "summary", "versions"), dict),
+        "table": list,
+        "seed": int,
+    }
+    for name, kind in kinds.items():
+        if name not in record and name != "versions":
+            raise KeyError(name)
+        if not isinstance(record.get(name, {}), kind):
+            given = type(record[name]).__name__
+            raise TypeError(f"{name} should be {kind.__name__}, got {given}")
+    if pruned := record["params"].get("pruned_heads"):
+        head_words(pruned)
 
 
 def head_label(layer: int, head: int) -> str:

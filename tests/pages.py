@@ -46,7 +46,7 @@ def figures_of(page):
 
     decoder = json.JSONDecoder(parse_constant=refuse)
     found, body = [], without_library(page)
-    for call in re.finditer(r'Plotly\.newPlot\("(fig-\d+)", ', body):
+    for call in re.finditer(r'draw\("(fig-\d+)", ', body):
         data, end = decoder.raw_decode(body, call.end())
         layout, end = decoder.raw_decode(body, end + len(", "))
         # Nothing in a script may look like the end of it.

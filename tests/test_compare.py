@@ -29,9 +29,9 @@ from interp.measure import analyze, head_values, score_heads, sequence_documents
 from interp.models.transformer import Transformer
 from interp.tables import strict_json
 from interp.text_inputs import corpus_inputs, text_inputs
-from interp.views.compare_figures import HeadMap, head_maps
-from interp.views.compare_report import compare_page, findings, short_names
-from interp.views.page import Plot
+from interp.views.figures.comparison import HeadMap, head_maps
+from interp.views.pages.comparison import compare_page, findings, short_names
+from interp.views.pages.page import Plot
 from interp.views.report import comparison_page, write_report
 
 # Sums of a few float32 probabilities in another order.
@@ -806,12 +806,12 @@ def test_maps_lie_side_by_side_without_overlap_and_none_is_a_sliver(n_heads):
     assert all(end - start > 0.18 for start, end in domains)
 
 
-def test_a_missing_cell_is_blank_and_counted():
+def test_a_missing_cell_is_blank_and_named():
     table = pd.DataFrame({"layer": [0, 0], "head": [0, 1], "x": [0.5, np.nan]})
     figure = head_maps(
         [HeadMap("a", table, "x")], title="", subtitle="", caption="", bar="x", diverging=True
     )
-    assert figure.layout.meta["notes"] == ["1 of 2 cells have no finite value and are blank."]
+    assert figure.layout.meta["notes"] == ["a: blank, without a finite value: L0H1 (1 of 2 heads)."]
     assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-0.5, 0.5)
 
 
@@ -844,8 +844,9 @@ def test_markup_in_a_name_is_text_everywhere_on_the_page():
     assert "alert(1)</script>" not in page
     assert "<i>other" not in page
     assert "&lt;i&gt;other&lt;/i&gt;" in page
-    # plotly reads markup, templates and formulas of its own.
-    drawn = [text for figure in plots(found).values() for text in texts(figure.to_plotly_json())]
+    # plotly reads markup, templates and formulas of its own; a click's name of a model it does not.
+    figures = [figure.update_traces(meta=None) for figure in plots(found).values()]
+    drawn = [text for figure in figures for text in texts(figure.to_plotly_json())]
     assert any("&lt;i&gt;other" in text for text in drawn)
     assert not any(mark in text for text in drawn for mark in ("<i>", "<script", "$x$", "%{z}"))
 

@@ -1,10 +1,13 @@
 """What the documents tell a user to type works, word for word, on a tiny model."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
 
 import hf_models
+import numpy as np
+import plotly.graph_objects as go
 import pytest
 import torch
 from tiny_tokenizers import gpt2_like
@@ -16,11 +19,11 @@ from interp.ablation.methods import METHODS
 from interp.ablation.metrics import METRICS
 from interp.cli import app
 from interp.models.layer_attention import uniform_attention
-from interp.models.loading import load_model
+from interp.models.loading import load_model, save_folder
 
 ROOT = Path(__file__).parent.parent
 SCORES, CONTRIBUTING = ROOT / "docs" / "scores.md", ROOT / "CONTRIBUTING.md"
-ABLATION = ROOT / "docs" / "ablation.md"
+ABLATION, REPORTS = ROOT / "docs" / "ablation.md", ROOT / "docs" / "reports.md"
 MODEL = "smollm2-135m"
 """What documents call a model; here a tiny one has its place."""
 
@@ -28,7 +31,8 @@ MODEL = "smollm2-135m"
 def blocks(document, language):
     """The fenced blocks of a language in a document."""
     text = document.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for own, block in found if own == language]
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +80,12 @@ def commands(document):
     ]
 
 
-@pytest.mark.parametrize(("document", "number"), [(SCORES, 5), (ABLATION, 11)])
+@pytest.mark.parametrize(("document", "number"), [(SCORES, 5), (ABLATION, 11), (REPORTS, 9)])
 def test_the_commands_of_a_page_run_as_they_stand(here, model, document, number):
     the_example(SCORES)
+    np.save("tokens.npy", np.arange(20).reshape(2, 10))
+    save_folder(load_model(model), Path("RUN/checkpoints/step-000500"))
+    Path("RUN/run.json").write_text('{"kind": "train"}')
     Path("mine.txt").write_text("the cat sat on the mat, the dog on the log. " * 60)
     # Heads of the tiny model in place of those that the large one is known for.
     known = {MODEL: str(model), "18.6,17.3,29.8": "0.1,1.0,1.2"}
@@ -86,6 +93,27 @@ def test_the_commands_of_a_page_run_as_they_stand(here, model, document, number)
     assert len(shown) >= number
     for command in shown:
         assert call(*(known.get(word, word) for word in command))
+
+
+def test_the_python_of_the_page_on_reports_runs_as_it_stands(here, model, monkeypatch):
+    loaded, shown = load_model(model), []
+    monkeypatch.setattr(interp, "load_model", lambda ref: loaded, raising=False)
+    monkeypatch.setattr(go.Figure, "show", lambda figure: shown.append(figure))
+    (code,) = blocks(REPORTS, "python")
+    exec(code, {})
+    assert [len(figure.data) for figure in shown] == [1, 8]  # one head, eight heads
+
+
+def test_every_figure_that_the_page_on_reports_names_is_there():
+    rows = [
+        line for line in REPORTS.read_text(encoding="utf-8").splitlines() if "interp.views" in line
+    ]
+    assert len(rows) == 11
+    for row in rows:
+        first, *others = re.findall(r"`([\w.]+)`", row.split("|")[2])
+        module, _, name = first.rpartition(".")
+        for function in (name, *others):
+            assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_every_method_metric_and_column_has_a_row_in_the_page_on_ablation(model):

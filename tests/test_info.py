@@ -12,7 +12,7 @@ from interp.cli import app
 from interp.config import ModelConfig
 from interp.models.loading import load_model, save_model
 from interp.models.transformer import Transformer
-from interp.views.info import cache_bytes, describe, parameters_by_part
+from interp.views.terminal.info import cache_bytes, describe, parameters_by_part
 
 SMOLLM2 = {
     "n_layers": 30,

@@ -19,7 +19,7 @@ from interp.models.pretrained import save_pretrained
 from interp.models.pruning import prune_heads
 from interp.tables import HeadScores
 from interp.training.probes import IclScore, SequenceProbe
-from interp.views.info import cache_bytes, describe, parameters_by_part
+from interp.views.terminal.info import cache_bytes, describe, parameters_by_part
 
 OWN_BLOCKS = {"copying": [9], "retrieval": [9], "prefix-matching": [4]}
 

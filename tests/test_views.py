@@ -1,5 +1,7 @@
 """Figures and report pages, on small tables made up to look like real runs."""
 
+import base64
+import hashlib
 import json
 import math
 import os
@@ -12,13 +14,25 @@ import numpy as np
 import pandas as pd
 import pytest
 from pages import NASTY, Elements, figures_of, strict, without_library
-from plotly.offline import get_plotlyjs
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from interp.errors import AnalysisError
 from interp.tables import HeadScores
-from interp.views.figures import ablation_bars, head_heatmap, heads_at_steps, training_curves
+from interp.views.figures.curves import training_curves
+from interp.views.figures.heads import ablation_bars, head_heatmap, heads_at_steps
+from interp.views.pages.explorer import Score, Subject, Text
+from interp.views.pages.page import (
+    Explorer,
+    Page,
+    Plot,
+    Section,
+    Table,
+    Words,
+    frame_table,
+    render,
+)
+from interp.views.pages.scores import scores_chapter
 from interp.views.report import result_page, write_report
-from interp.views.scores_report import scores_page
 
 TOKENS_PER_STEP = 4096
 
@@ -274,12 +288,15 @@ def test_text_from_outside_is_shown_as_written_and_runs_nothing(tmp_path, experi
     page = write_report(folder).read_text(encoding="utf-8")
     body = without_library(page)
     seen, plain = Elements(body), Elements(without_library(experiment_page))
-    assert seen.tags.count("script") == plain.tags.count("script") == 2
+    # The library, the page's own, and what its explorer knows.
+    assert seen.tags.count("script") == plain.tags.count("script") == 3
     assert seen.tags.count("b") == 0
     assert NASTY in seen.text
     assert "alert(1)</script>" not in body
     for _, data, layout in figures_of(page):
-        for text in strings({"data": data, "layout": layout}):
+        # A map's subject is compared with the explorer's and never shown.
+        shown = [{**trace, "meta": None} for trace in data]
+        for text in strings({"data": shown, "layout": layout}):
             assert "<script" not in text
             assert "%{z}$" not in text
             assert "$x$" not in text
@@ -291,6 +308,76 @@ def strings(value):
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from strings(item)
+
+
+def test_a_page_of_words_and_tables_carries_no_library():
+    table = Table("Facts.", ("fact", "value"), (("a", "b"),), words=2)
+    page = render(Page("Words", sections=(Section("one", "One", (Words("Hello."), table)),)))
+    assert "plotly.js v" not in page
+    assert len(page) < 60_000
+    assert "<footer" not in page
+
+
+def test_a_page_can_fetch_the_library_instead_and_carry_a_stamp():
+    section = Section("one", "One", (Plot(head_heatmap(grid(2, 2, lambda i, j: i), "score")),))
+    page = render(Page("Map", sections=(section,)), cdn=True, stamp=f"made by {NASTY}")
+    assert get_plotlyjs() not in page
+    seen = Elements(page)
+    outside = {value for _, name, value in seen.attributes if name == "src"}
+    assert outside == {f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js"}
+    digest = base64.b64encode(hashlib.sha256(get_plotlyjs().encode()).digest()).decode()
+    assert ("script", "integrity", f"sha256-{digest}") in seen.attributes
+    assert ("script", "crossorigin", "anonymous") in seen.attributes
+    assert re.findall(r"https?://[^/]*", page) == ["https://cdn.plot.ly"]
+    assert f"made by {NASTY}" in seen.text
+
+
+def explorer_of(*, tokens=("a", NASTY), values=(0.5, math.nan), name=NASTY):
+    score = Score("sink", "", NASTY, (values,), ((math.inf, 0.1),), None, 0.0, 1.0, False, False)
+    text = Text(tokens, NASTY, 16, ("0.0",), ("eJw=",))
+    return Explorer((Subject(name, 1, 2, (), (score,), (text,)),))
+
+
+def test_an_explorer_is_strict_json_beside_its_packed_patterns():
+    page = render(Page("Heads", sections=(Section("one", "One", (explorer_of(),)),)))
+    body = without_library(page)
+    seen = Elements(body)
+    # The library, the facts, one pattern, and the page's own.
+    assert seen.tags.count("script") == 4
+    assert seen.tags.count("b") == 0
+    start = body.index(">", body.index('id="explorer-data"')) + 1
+    inside = body[start : body.index("</script>", start)]
+    assert "<" not in inside
+    [subject] = json.loads(inside, parse_constant=lambda token: pytest.fail(token))["subjects"]
+    assert subject["name"] == NASTY
+    assert subject["texts"][0]["tokens"] == ["a", NASTY]
+    assert "data" not in subject["texts"][0]
+    assert subject["scores"][0]["values"] == [[0.5, None]]
+    assert subject["scores"][0]["errors"] == [[None, 0.1]]
+    assert subject["scores"][0]["nulls"] is None
+    assert '<script type="text/plain" id="pattern-0-0-0.0">eJw=</script>' in body
+
+
+def test_a_page_has_one_explorer_of_at_least_one_subject():
+    several = Section("one", "One", (explorer_of(), explorer_of()))
+    with pytest.raises(ValueError, match="one explorer for all its subjects, not 2"):
+        render(Page("Heads", sections=(several,)))
+    with pytest.raises(ValueError, match="an explorer needs a subject"):
+        render(Page("Heads", sections=(Section("one", "One", (Explorer(()),)),)))
+
+
+def test_a_table_keeps_the_numbers_that_its_cells_round():
+    frame = pd.DataFrame({"head": ["L0H0", "L0H1"], "score": [1 / 3, math.nan], "n": [12345, 2]})
+    table = frame_table(frame.assign(sure=[True, False]), "Scores.", ["head"])
+    assert table.rows == (("L0H0", "0.3333", "12,345", "yes"), ("L0H1", "–", "2", "no"))
+    assert table.values == (
+        ("L0H0", repr(1 / 3), "12345", "True"),
+        ("L0H1", "", "2", "False"),
+    )
+    page = render(Page("Table", sections=(Section("one", "One", (table,)),)))
+    assert f'data-value="{1 / 3!r}">0.3333</td>' in page
+    assert 'data-value="">–</td>' in page
+    assert '<th scope="row">L0H0</th>' in page
 
 
 def test_nan_becomes_null_and_is_told(tmp_path):
@@ -309,7 +396,6 @@ def test_all_nan_is_a_sentence():
     page = result_page(replace(made_scores(), table=table))
     assert "No head has a finite value" in Elements(page).text
     assert figures_of(page) == []
-    assert "plotly.js" not in page
 
 
 # Figures
@@ -573,8 +659,9 @@ def test_tokens_are_quoted_and_records_and_the_strongest_head_read_as_in_the_tab
 def test_headings_name_the_model_only_where_there_are_several():
     one = made_scores(n_layers=1, n_heads=2)
     other = replace(one, analysis="sinks")
-    assert [s.heading for s in scores_page([one, other], "").sections] == ["Induction", "Sinks"]
-    several = scores_page([one, replace(other, model="tiny")], "").sections
+    alone = scores_chapter([one, other], "").page.sections
+    assert [section.heading for section in alone] == ["Induction", "Sinks"]
+    several = scores_chapter([one, replace(other, model="tiny")], "").page.sections
     assert [section.heading for section in several] == ["Induction, gpt2", "Sinks, tiny"]
 
 

@@ -4,7 +4,15 @@ Nothing heavy is imported before a verb needs it, and paths, configs and flags a
 model is. A user's mistake is one line on standard error and exit code 2.
 """
 
-from interp.cli import ablation, heads, models, pruning, runs  # noqa: F401  (each registers its verbs)
+from interp.cli import (  # noqa: F401  (register verbs)
+    ablation,
+    activations,
+    heads,
+    models,
+    pruning,
+    runs,
+    views,
+)
 from interp.cli.app import app
 
 

@@ -241,7 +241,7 @@ def _sweep(
     with resumable(out), SweepProgress() as progress:
         sweep = Sweep(model, inputs, options, out, resume, progress, request.kind)
         result = run_sweep(sweep, request.kind, chosen)
-    from interp.views.ablation_terminal import print_ablation
+    from interp.views.terminal.ablation import print_ablation
 
     show_result(result, print_ablation, output, out)
     finish(sweep, result)
@@ -301,7 +301,7 @@ def importance(
     if metric in METRICS:
         check_differentiable(METRICS[metric])
     loaded = load_named_model(model, device, backend)
-    from interp.views.ablation_terminal import print_ablation
+    from interp.views.terminal.ablation import print_ablation
 
     inputs = flags.inputs(loaded)
     chosen = named_metric(loaded, metric, positions=chosen_places, answer=right, against=wrong)

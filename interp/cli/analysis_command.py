@@ -39,7 +39,7 @@ from interp.errors import AnalysisError, ConfigError, InterpError
 from interp.registry import Description, Parameter
 
 if TYPE_CHECKING:
-    from interp.tables import HeadScores, SetScores
+    from interp.tables import Result
 
 PANEL = "Analyses"
 
@@ -143,7 +143,7 @@ def _score(
         analysis = registry.get(description.name).with_params(own)
         inputs = flags.inputs(loaded, analysis.drawing)
         scores = score_heads(loaded, analysis, inputs, seed=seed)
-    from interp.views.terminal import print_scores
+    from interp.views.terminal.scores import print_scores
 
     show_result(scores, print_scores, output, out)
 
@@ -185,9 +185,7 @@ def faults_of(path: Path | None) -> Iterator[None]:
         raise AnalysisError(f"{path}:{lines[-1]}: {type(error).__name__}: {error}") from error
 
 
-def show_result(
-    result: "HeadScores | SetScores", show: Callable[..., None], output: str, out: Path | None
-) -> None:
+def show_result(result: "Result", show: Callable[..., None], output: str, out: Path | None) -> None:
     """Print a table, by `show` unless --format says otherwise, and write it into a folder."""
     written: list[Path] = []
     if out is not None:

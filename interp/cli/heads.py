@@ -173,7 +173,7 @@ def _show_all(scores: "list[HeadScores]", output: str, out: Path | None) -> None
     elif output == "json":
         typer.echo(f"[{', '.join(one.to_json() for one in scores)}]")
     else:
-        from interp.views.terminal import print_all_scores
+        from interp.views.terminal.scores import print_all_scores
 
         print_all_scores(scores)
         if out is not None:
@@ -249,7 +249,7 @@ def _show_comparison(comparison: "Comparison", output: str, out: Path | None) ->
     elif output == "json":
         typer.echo(comparison.to_json())
     else:
-        from interp.views.terminal import print_comparison
+        from interp.views.terminal.scores import print_comparison
 
         print_comparison(comparison)
         if out is not None:

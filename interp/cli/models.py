@@ -28,7 +28,7 @@ def info(
 ) -> None:
     """A model's shapes, its parameters by part, and its KV cache."""
     loaded = load_named_model(model, device, backend, dtype)
-    from interp.views.info import describe
+    from interp.views.terminal.info import describe
 
     for line in describe(loaded):
         typer.echo(line)
@@ -48,7 +48,7 @@ def doctor(
     check_folder(out)
     loaded = load_named_model(model, device, backend, dtype)
     from interp.doctor import doctor as examine
-    from interp.views.terminal import print_diagnosis
+    from interp.views.terminal.scores import print_diagnosis
 
     diagnosis = examine(loaded, seed=seed)
     written = [] if out is None else diagnosis.save(out)

@@ -191,7 +191,7 @@ def _curves(
     from interp.ablation.metrics import METRICS
     from interp.ablation.pruning import prune_curves
     from interp.cli.progress import SweepProgress
-    from interp.views.ablation_terminal import print_ablation
+    from interp.views.terminal.ablation import print_ablation
 
     with SweepProgress() as progress:
         curves = prune_curves(

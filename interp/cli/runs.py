@@ -1,4 +1,4 @@
-"""Verbs that run something over steps, and the report of a folder of results."""
+"""Verbs that run something over steps."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from interp.cli.options import (
     Seed,
     block_lengths,
 )
-from interp.errors import AnalysisError, ConfigError
+from interp.errors import ConfigError
 
 if TYPE_CHECKING:
     from interp.config import RunConfig
@@ -165,22 +165,6 @@ def phase_change(
     for line in findings:
         typer.echo(line)
     typer.echo(str(write_report(folder)))
-
-
-@app.command()
-def report(
-    folders: Annotated[list[Path], typer.Argument(help="folders that a command wrote")],
-) -> None:
-    """Write report.html into each folder, from the tables in it."""
-    from interp.views.report import write_report
-
-    for folder in folders:
-        if not folder.is_dir():
-            raise AnalysisError(
-                f"{folder}: no such folder; a report is made of a folder of results"
-            )
-    for folder in folders:
-        typer.echo(str(write_report(folder)))
 
 
 def _load(config: Path, overrides: list[str]) -> "RunConfig":

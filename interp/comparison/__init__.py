@@ -28,6 +28,7 @@ from interp.inputs import Inputs
 from interp.measure import measure, null_values, sequence_documents, without_pruned
 from interp.models.transformer import Transformer
 from interp.models.watch import HookedModel, as_hooked
+from interp.tables import head_label
 
 __all__ = ["Comparison", "compare"]
 
@@ -111,6 +112,7 @@ def compare(
         differences = _differences(_scores(analyses, first), _scores(analyses, second), inputs)
         for model in models:
             differences = without_pruned(model, differences)
+    gone = {label: _pruned(model) for label, model in zip(labels, models, strict=True)}
     return Comparison(
         table=pd.concat(tables, ignore_index=True),
         differences=differences,
@@ -122,6 +124,7 @@ def compare(
             **inputs.params,
             "null": {a.score: a.null for a in analyses},
             "effect": {a.score: _effect(a) for a in analyses},
+            **({"pruned_heads": gone} if any(gone.values()) else {}),
         },
         inputs=inputs.description,
         seed=seed,
@@ -161,6 +164,12 @@ def _why_no_differences(models: Pair, labels: Labels) -> str:
         for label, (n_layers, n_heads) in zip(labels, shapes, strict=True)
     ]
     return f"{words[0]}, {words[1]}: no head of one corresponds to a head of the other"
+
+
+def _pruned(model: HookedModel) -> list[str]:
+    """The heads that a model has no longer."""
+    pruned = model.cfg.pruned_heads
+    return [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
 
 
 def _effect(analysis: registry.Analysis) -> float:

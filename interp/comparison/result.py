@@ -58,6 +58,13 @@ class Comparison:
             raise AnalysisError(f"no model {label!r} here; there are {' and '.join(self.labels)}")
         return self.table[self.table["model"] == label].reset_index(drop=True)
 
+    def pruned_of(self, label: str) -> list[tuple[int, int]]:
+        """The layer and number of each head that one of the two models has no longer."""
+        gone = self.params.get("pruned_heads")
+        labels = gone.get(label, []) if isinstance(gone, dict) else []
+        pairs = [str(own).split(".") for own in labels]
+        return [(int(layer), int(head)) for layer, head in pairs]
+
     def heads_of_both(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The rows of the heads that neither model lacks, in the same order for each."""
         first, second = (self.heads_of(label).set_index(["layer", "head"]) for label in self.labels)
@@ -182,6 +189,14 @@ class Comparison:
                 "differences": self.differences.to_dict(orient="records"),
             }
         )
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> dict[str, object]:
+        """The maps of the first score, for IPython and its notebooks."""
+        from interp.views.drawing import notebook_bundle  # as in `interp.tables`
+
+        return notebook_bundle(self)
 
     def save(self, folder: Path | str) -> list[Path]:
         """Write `compare.csv`, `compare.json` and, where there are differences, their CSV."""

@@ -139,7 +139,7 @@ def _read_path(name: str) -> dict[str, str]:
 
 def _decode(path: Path) -> str | None:
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         return None
     except OSError as error:

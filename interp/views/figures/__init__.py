@@ -1,0 +1,1 @@
+"""Plotly figures, from tables only: the functions a user may call, and the look they share."""

@@ -1,0 +1,1 @@
+"""Report pages: what stands on them, and the templates that render them."""
