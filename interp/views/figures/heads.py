@@ -212,10 +212,11 @@ def ablation_bars(
     bar, head, gap = 20, 24, 12
     block = head + bar * len(seeds) + gap
     total = block * len(groups)
+    called = column.replace("_", " ")
     figure = style.figure(
-        title or f"{column} of ablating groups of heads",
+        title or f"{called} of ablating groups of heads",
         subtitle or about(table, unit),
-        f"Each bar is the {column} ({unit}) of ablating a group of heads in one run; whiskers are "
+        f"Each bar is the {called} ({unit}) of ablating a group of heads in one run; whiskers are "
         "one standard error. A bar about as short as its whisker shows no effect.",
         plot_height=total,
         margins=(16, 16, 46),
@@ -255,7 +256,7 @@ def ablation_bars(
             "<extra></extra>",
         )
     figure.update_layout(
-        xaxis={"title": {"text": literal(f"{column}, {unit}")}, "zerolinecolor": style.INK}
+        xaxis={"title": {"text": literal(f"{called}, {unit}")}, "zerolinecolor": style.INK}
         | style.grid_lines(),
         yaxis={"range": [total, 0], "visible": False},
         showlegend=len(seeds) > 1,

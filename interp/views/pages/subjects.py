@@ -161,12 +161,13 @@ def _effects(result: HeadScores, shape: tuple[int, int], about: str) -> list[Sco
         method = score if len(compared(result)) > 1 else str(result.params.get("method") or "")
         called = ", ".join(filter(None, [lead, method, metric]))
         told = f"{effect_words(result)}; {about}"
-        table = result.table
-        found.append(_score(table, shape, score, called, result.unit, told, effect=True))
+        table, signed = result.table, result.analysis != "importance"  # which is a size
+        kind = {"effect": True, "signed": signed}
+        found.append(_score(table, shape, score, called, result.unit, told, **kind))
         direct = column(result, score, "direct")
         if direct in table and table[direct].notna().any():
             named = f"{called}, direct part"
-            found.append(_score(table, shape, direct, named, result.unit, told, effect=True))
+            found.append(_score(table, shape, direct, named, result.unit, told, **kind))
     return found
 
 
@@ -179,13 +180,16 @@ def _score(
     about: str,
     *,
     effect: bool = False,
+    signed: bool = False,
 ) -> Score | None:
-    """A column as the explorer has it; None where no head has a value."""
+    """A column as the explorer has it; None where no head has a value.
+
+    `signed` values are drawn around 0 though none may be below it.
+    """
     values = _row(table, shape, name)
     if all(value is None for value in values):
         return None
-    negative = any(value is not None and value < 0 for value in values)
-    diverging = effect or negative
+    diverging = signed or any(value is not None and value < 0 for value in values)
     low, high = style.colour_range(values, diverging)
     if unit == PROBABILITY and not diverging:
         low, high = 0.0, 1.0
