@@ -19,7 +19,7 @@ from interp.measure import sequences_at_once, token_text
 from interp.models.modes import looking_at
 from interp.models.transformer import Transformer
 from interp.models.watch import HookedModel, as_hooked
-from interp.tables import Activations, head_label
+from interp.tables import Activations, head_labels
 from interp.text_inputs import inputs_from
 
 TOP = 8
@@ -129,10 +129,10 @@ def outliers_in(
     if not any(own.medians for own in kept):
         raise AnalysisError("there is no token to look at")
     text = token_text(model)
-    pruned = model.cfg.pruned_heads
-    gone = [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
+    gone = head_labels(model.cfg.pruned_heads)
+    rows = {own.site: own.rows(text) for own in kept}
     return Activations(
-        table=pd.DataFrame([row for own in kept for row in own.rows(text)]),
+        table=pd.DataFrame([row for own in rows.values() for row in own]),
         score="magnitude",
         unit="activation",
         analysis="outliers",
@@ -148,7 +148,7 @@ def outliers_in(
         },
         inputs=inputs.description,
         seed=seed,
-        summary=_summary(kept, massive, text),
+        summary=_summary(kept, rows, massive, text),
     )
 
 
@@ -219,12 +219,15 @@ def _pass(model: HookedModel, batch: TokenBatch, kept: Sequence[Largest], first:
 
 
 def _summary(
-    kept: Sequence[Largest], massive: Massive, text: Callable[[int], str]
+    kept: Sequence[Largest],
+    rows: Mapping[Site, Sequence[Mapping[str, object]]],
+    massive: Massive,
+    text: Callable[[int], str],
 ) -> dict[str, object]:
     """Figures of the whole model; `largest` and `massive` are of the residual stream."""
     stream = [own for own in kept if own.site.kind != "ln_final"]
     layers = [own.record() for own in kept]
-    most = max((row for own in stream for row in own.rows(text)), key=_magnitude)
+    most = max((row for own in stream for row in rows[own.site]), key=_magnitude)
     summary: dict[str, object] = {
         "massive": sum(own.number for own in stream),
         "massive_layers": [own.site.layer for own in stream if own.number],

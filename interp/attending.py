@@ -16,7 +16,7 @@ from interp.models.layer_attention import LayerAttention
 from interp.models.vocabulary import is_text
 from interp.models.watch import HookedModel, as_hooked, layer_window, watch_attention
 from interp.patterns import Patterns
-from interp.tables import HeadScores, head_label, head_words, parse_heads, versions
+from interp.tables import HeadScores, head_label, head_labels, head_words, parse_heads, versions
 
 CELLS = 40 * 2**20
 """Weights kept in all: 160 heads on 512 tokens. A file of so many has some 20 MB."""
@@ -79,8 +79,7 @@ def attend(
             "best": float(best[SCORE]),
             "best_head": head_label(int(best["layer"]), int(best["head"])),
         }
-    pruned = model.cfg.pruned_heads
-    gone = [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
+    gone = head_labels(model.cfg.pruned_heads)
     windows = [layer_window(model, layer) for layer in range(model.cfg.n_layers)]
     vocabulary = model.vocabulary
     ids = tokens.tolist()

@@ -24,7 +24,7 @@ from interp.inputs import Inputs
 from interp.models.layer_attention import LayerAttention, uniform_attention
 from interp.models.watch import HookedModel, as_hooked, layer_window, watch_attention
 from interp.registry import Analysis
-from interp.tables import HeadScores, head_label
+from interp.tables import HeadScores, head_label, head_labels
 from interp.text_inputs import inputs_from
 
 Columns = dict[str, Float[np.ndarray, "layer sequence n_heads *own"]]
@@ -168,8 +168,7 @@ def _scores(
         for column, grid in made.items():
             table[column] = [value for row in grid for value in row]
         summary |= figures
-    pruned = model.cfg.pruned_heads
-    labels = [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
+    labels = head_labels(model.cfg.pruned_heads)
     return HeadScores(
         table=without_pruned(model, table),
         score=score,

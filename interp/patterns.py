@@ -8,6 +8,7 @@ import base64
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,6 +77,7 @@ class Patterns(HeadScores):
         seen = len(self.weights) * (n * (n + 1) // 2 if self.params.get("causal") else n * n)
         return 16 if seen <= FINE_CELLS else 8 if seen <= COARSE_CELLS else 6
 
+    @cached_property
     def coded(self) -> list[str]:
         """The patterns of `drawn` as a file and a page hold them: rounded to `bits`, row by row,
         little-endian, deflated, in base64."""
@@ -88,7 +90,7 @@ class Patterns(HeadScores):
         patterns = {
             "heads": [head_label(*one) for one in self.drawn],
             "bits": self.bits,
-            "data": self.coded(),
+            "data": self.coded,
         }
         table = self.table.to_dict(orient="records")
         return strict_json({**plain, "table": table, "patterns": patterns})

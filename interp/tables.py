@@ -44,6 +44,11 @@ class Result:
     summary: dict[str, object]
     versions: dict[str, str] = field(default_factory=lambda: versions())
 
+    @property
+    def pruned_heads(self) -> list[tuple[int, int]]:
+        """The layer and number of each head that the model has no longer."""
+        return labelled_heads(self.params.get("pruned_heads"))
+
     def to_json(self) -> str:
         """Everything as strict JSON: missing numbers are null."""
         return strict_json({**asdict(self), "table": self.table.to_dict(orient="records")})
@@ -133,10 +138,8 @@ class HeadScores(Result):
                 f"no column {column!r}; the table has {', '.join(self.table.columns)}"
             )
         layer, head = self.table["layer"].to_numpy(), self.table["head"].to_numpy()
-        pruned = self.params.get("pruned_heads")
-        labels = pruned if isinstance(pruned, list) else []
-        gone = [[int(part) for part in str(label).split(".")] for label in labels]
-        n_layers, n_heads = np.max([[layer.max(), head.max()], *gone], axis=0) + 1
+        last = [(layer.max(), head.max()), *self.pruned_heads]
+        n_layers, n_heads = np.max(last, axis=0) + 1
         grid = np.full((n_layers, n_heads), np.nan)
         grid[layer, head] = self.table[column].to_numpy()
         return grid
@@ -206,6 +209,17 @@ def _check_record(record: dict[str, Any]) -> None:
 def head_label(layer: int, head: int) -> str:
     """`5.1`: how heads are written."""
     return f"{layer}.{head}"
+
+
+def head_labels(heads: Mapping[int, Iterable[int]]) -> list[str]:
+    """The labels of some heads of each layer, as `params["pruned_heads"]` holds them."""
+    return [head_label(layer, head) for layer in sorted(heads) for head in heads[layer]]
+
+
+def labelled_heads(labels: object) -> list[tuple[int, int]]:
+    """The layer and number of each head of a list of labels; none of anything else."""
+    pairs = [str(label).split(".") for label in labels] if isinstance(labels, list) else []
+    return [(int(layer), int(head)) for layer, head in pairs]
 
 
 def parse_heads(

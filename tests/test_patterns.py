@@ -47,7 +47,7 @@ def triangle(n, seed=0):
 def test_a_small_file_holds_16_bits_row_by_row():
     pattern = [[1.0, 0.0], [0.25, 0.75]]
     patterns = made(pattern)
-    (code,) = patterns.coded()
+    (code,) = patterns.coded
     assert patterns.bits == 16
     assert np.frombuffer(zlib.decompress(base64.b64decode(code)), "<u2").tolist() == [
         65535,
@@ -60,7 +60,7 @@ def test_a_small_file_holds_16_bits_row_by_row():
 def test_a_large_file_holds_8_bits_finer_where_weights_are_small(monkeypatch):
     monkeypatch.setattr("interp.patterns.FINE_CELLS", 2)
     patterns = made([[1.0, 0.0], [0.04, 0.96]])
-    (code,) = patterns.coded()
+    (code,) = patterns.coded
     assert patterns.bits == 8
     codes = np.frombuffer(zlib.decompress(base64.b64decode(code)), np.uint8)
     assert codes.tolist() == [255, 0, 51, 250]  # 255 * sqrt(0.96) = 249.8
@@ -70,7 +70,7 @@ def test_a_very_large_file_holds_6_bits(monkeypatch):
     monkeypatch.setattr("interp.patterns.FINE_CELLS", 2)
     monkeypatch.setattr("interp.patterns.COARSE_CELLS", 2)
     patterns = made([[1.0, 0.0], [0.04, 0.96]])
-    (code,) = patterns.coded()
+    (code,) = patterns.coded
     assert patterns.bits == 6
     codes = np.frombuffer(zlib.decompress(base64.b64decode(code)), np.uint8)
     assert codes.tolist() == [63, 0, 13, 62]  # 63 * sqrt(0.96) = 61.7
@@ -111,7 +111,7 @@ def test_what_is_loaded_is_what_was_saved_to_its_rounding(tmp_path, monkeypatch,
     assert loaded.tokens == NASTY
     assert loaded.drawn == [(0, 1)]
     assert np.abs(loaded.pattern(0, 1) - triangle(8)).max() < error
-    assert loaded.coded() == patterns.coded()
+    assert loaded.coded == patterns.coded
     assert loaded.to_json() == patterns.to_json()
     assert loaded.table.equals(patterns.table)
 

@@ -101,7 +101,7 @@ def test_patterns_bring_their_text_and_say_what_was_left_out():
     (text,) = subject.texts
     assert text.tokens == ("a", NASTY, "a", "12")
     assert text.heads == ("0.1",)
-    assert text.data == tuple(patterns.coded())
+    assert text.data == tuple(patterns.coded)
     start = "a <b>\"'&amp;</script><script>alert(1)</s"
     assert text.about == f"A text, “{start}…”; 1 pattern kept, 1 left out."
     assert [score.name for score in subject.scores] == ["From uniform, on the text"]

@@ -18,7 +18,7 @@ from interp.ablation.metrics import METRICS, AnyMetric, Metric
 from interp.errors import AnalysisError, ModelError
 from interp.inputs import Inputs
 from interp.models.watch import HookedModel
-from interp.tables import head_label
+from interp.tables import head_labels
 
 JOURNAL = "ablation.journal.jsonl"
 TOGETHER = 5
@@ -131,8 +131,7 @@ class Sweep:
         """What its results depend on, for the reader of a table."""
         options = self.options
         facts = {name: value for method in self.methods for name, value in method.facts.items()}
-        pruned = self.model.cfg.pruned_heads
-        labels = [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
+        labels = head_labels(self.model.cfg.pruned_heads)
         return {
             **self.inputs.params,
             "method": options.method,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from interp.cli.analysis_command import show_result
 from interp.cli.app import app
 from interp.cli.options import (
     Backend,
@@ -54,7 +55,7 @@ def attend(
 ) -> None:
     """Every head's pattern on one text, with its scores, into reports/attend-MODEL unless --out."""
     given = _given_text(text, file, tokens, index, bos)
-    from interp.tables import head_words, write_text
+    from interp.tables import head_words
 
     if heads is not None:
         head_words(heads)  # a word that is no head is told before a model is read
@@ -62,22 +63,12 @@ def attend(
     check_folder(folder)
     loaded = load_named_model(model, device, backend, dtype)
     from interp.attending import attend as look
-    from interp.views.report import result_page
     from interp.views.terminal.scores import print_patterns
 
     patterns = look(loaded, given, heads=heads, index=index, prepend_bos=bos, seed=seed)
-    written = patterns.save(folder)
-    page = written[0].with_suffix(".html")
-    write_text(page, result_page(patterns))
-    if output == "csv":
-        typer.echo(patterns.table.to_csv(index=False), nl=False)
-    elif output == "json":
-        typer.echo(patterns.to_json())
-    else:
-        print_patterns(patterns)
-    typer.echo(f"written: {', '.join(map(str, [*written, page]))}", err=True)
+    show_result(patterns, print_patterns, output, folder)
     if opened:
-        typer.launch(str(page))
+        typer.launch(str(folder / f"{patterns.analysis}.html"))
 
 
 @app.command()

@@ -28,7 +28,7 @@ from interp.inputs import Inputs
 from interp.measure import measure, null_values, sequence_documents, without_pruned
 from interp.models.transformer import Transformer
 from interp.models.watch import HookedModel, as_hooked
-from interp.tables import head_label
+from interp.tables import head_labels
 
 __all__ = ["Comparison", "compare"]
 
@@ -112,7 +112,10 @@ def compare(
         differences = _differences(_scores(analyses, first), _scores(analyses, second), inputs)
         for model in models:
             differences = without_pruned(model, differences)
-    gone = {label: _pruned(model) for label, model in zip(labels, models, strict=True)}
+    gone = {
+        label: head_labels(model.cfg.pruned_heads)
+        for label, model in zip(labels, models, strict=True)
+    }
     return Comparison(
         table=pd.concat(tables, ignore_index=True),
         differences=differences,
@@ -164,12 +167,6 @@ def _why_no_differences(models: Pair, labels: Labels) -> str:
         for label, (n_layers, n_heads) in zip(labels, shapes, strict=True)
     ]
     return f"{words[0]}, {words[1]}: no head of one corresponds to a head of the other"
-
-
-def _pruned(model: HookedModel) -> list[str]:
-    """The heads that a model has no longer."""
-    pruned = model.cfg.pruned_heads
-    return [head_label(layer, head) for layer in sorted(pruned) for head in pruned[layer]]
 
 
 def _effect(analysis: registry.Analysis) -> float:

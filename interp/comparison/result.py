@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from interp.errors import AnalysisError
-from interp.tables import head_label, strict_json, versions, write_text
+from interp.tables import head_label, labelled_heads, strict_json, versions, write_text
 
 KIND = "compare"
 FILE = f"{KIND}.json"
@@ -61,9 +61,7 @@ class Comparison:
     def pruned_of(self, label: str) -> list[tuple[int, int]]:
         """The layer and number of each head that one of the two models has no longer."""
         gone = self.params.get("pruned_heads")
-        labels = gone.get(label, []) if isinstance(gone, dict) else []
-        pairs = [str(own).split(".") for own in labels]
-        return [(int(layer), int(head)) for layer, head in pairs]
+        return labelled_heads(gone.get(label)) if isinstance(gone, dict) else []
 
     def heads_of_both(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The rows of the heads that neither model lacks, in the same order for each."""

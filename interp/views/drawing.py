@@ -24,7 +24,7 @@ from interp.views.ablation_words import HEAD_TABLES, noun
 from interp.views.figures import style
 from interp.views.figures.attention import attention_grid, attention_map
 from interp.views.figures.heads import head_heatmap
-from interp.views.figures.runs import about, pruned_heads
+from interp.views.figures.runs import about
 from interp.views.figures.standalone import plain_words, standalone
 from interp.views.pages.comparison import compare_page
 from interp.views.pages.page import Part, Plot, Words
@@ -175,7 +175,7 @@ def _map_of(result: Result, column: str) -> go.Figure:
         noun=noun(result),
         quantity=called,
         subject=result.model if noun(result) == "head" else "",
-        pruned=pruned_heads(result.params),
+        pruned=result.pruned_heads,
     )
 
 

@@ -4,7 +4,7 @@ One invariant: a head, a run or a column that is not there is reported or left b
 in.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -39,13 +39,6 @@ def runs(table: pd.DataFrame) -> list[Run]:
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
     return [Run(key, table.iloc[rows]) for key, rows in places.items()]
-
-
-def pruned_heads(params: Mapping[str, object]) -> list[tuple[int, int]]:
-    """The layer and number of each head that the model of a result has no longer."""
-    labels = params.get("pruned_heads")
-    pairs = [str(label).split(".") for label in labels] if isinstance(labels, list) else []
-    return [(int(layer), int(head)) for layer, head in pairs]
 
 
 def texts(table: pd.DataFrame, column: str) -> list[str]:

@@ -34,7 +34,7 @@ from interp.views.figures.ablation import (
 )
 from interp.views.figures.heads import head_heatmap
 from interp.views.figures.removal import removal_curves
-from interp.views.figures.runs import about, pruned_heads
+from interp.views.figures.runs import about
 from interp.views.findings import sentence
 from interp.views.pages.ablation_tables import row_tables
 from interp.views.pages.facts import facts, words
@@ -82,7 +82,7 @@ def _figures(result: Tabled, name: Name) -> list[Part]:
             reading=_taken(result, result.score),
             # Clicks choose query heads.
             subject=result.model if noun(result) == "head" else "",
-            pruned=pruned_heads(result.params),
+            pruned=result.pruned_heads,
         )
         parts.append(Plot(figure))
     parts.append(_bars(result, name))

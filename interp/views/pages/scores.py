@@ -11,7 +11,7 @@ from interp.patterns import Patterns
 from interp.tables import Activations, HeadScores, Result, SetScores
 from interp.views.ablation_words import HEAD_TABLES, SET_TABLES
 from interp.views.figures.heads import head_heatmap
-from interp.views.figures.runs import about, pruned_heads
+from interp.views.figures.runs import about
 from interp.views.findings import findings
 from interp.views.pages.ablation import Tabled, ablation_parts
 from interp.views.pages.activations import activation_parts
@@ -123,7 +123,7 @@ def result_parts(scores: Result) -> tuple[Part, ...]:
             diverging=diverging,
             quantity=column.replace("_", " "),
             subject=scores.model,
-            pruned=pruned_heads(scores.params),
+            pruned=scores.pruned_heads,
         )
         parts.append(Plot(figure))
     else:

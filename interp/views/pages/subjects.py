@@ -9,7 +9,7 @@ from interp.patterns import Patterns
 from interp.tables import HeadScores, Result, head_label
 from interp.views.ablation_words import HEAD_TABLES, column, compared, effect_words, noun
 from interp.views.figures import style
-from interp.views.figures.runs import Run, head_grid, pruned_heads
+from interp.views.figures.runs import Run, head_grid
 from interp.views.figures.style import drawable
 from interp.views.pages.explorer import Score, Subject, Text
 from interp.views.pages.facts import words
@@ -91,7 +91,7 @@ def pattern_text(patterns: Patterns, step: int | None = None) -> Text:
         f"{told[:1].upper()}{told[1:]}",
         patterns.bits,
         tuple(head_label(*one) for one in patterns.drawn),
-        tuple(patterns.coded()),
+        tuple(patterns.coded),
         step,
         causal=bool(patterns.params.get("causal", True)),
         windows=tuple(patterns.params.get("windows") or ()),  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ OPENING = 40
 
 
 def _of_result(result: HeadScores) -> Iterable[Subject]:
-    table, gone = result.table, pruned_heads(result.params)
+    table, gone = result.table, result.pruned_heads
     if table.empty or result.score not in table:
         return
     shape = _shape(table, gone)
