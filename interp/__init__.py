@@ -6,7 +6,7 @@ Public names are imported when they are first used: `import interp` does not imp
 import importlib
 
 _HOMES = {
-    "Activations": "interp.tables",
+    "Activations": "interp.activation_tables",
     "AnalysisError": "interp.errors",
     "Comparison": "interp.comparison",
     "ConfigError": "interp.errors",
@@ -15,6 +15,7 @@ _HOMES = {
     "ModelConfig": "interp.config",
     "ModelError": "interp.errors",
     "Patterns": "interp.patterns",
+    "Quantization": "interp.activation_tables",
     "RunConfig": "interp.config",
     "ShapeError": "interp.errors",
     "Transformer": "interp.models.transformer",
@@ -29,8 +30,11 @@ _HOMES = {
     "importance": "interp.ablation.importance",
     "load_config": "interp.config",
     "load_model": "interp.models.loading",
+    "outlier_effects": "interp.activations.effects",
+    "outlier_sinks": "interp.activations.sinks",
     "outliers": "interp.activations",
     "prune_heads": "interp.models.pruning",
+    "quantize": "interp.quantization",
     "report": "interp.views.report",
     "save_pretrained": "interp.models.pretrained",
     "train": "interp.training.loop",

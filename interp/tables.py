@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -51,17 +51,25 @@ class Result:
 
     def to_json(self) -> str:
         """Everything as strict JSON: missing numbers are null."""
-        return strict_json({**asdict(self), "table": self.table.to_dict(orient="records")})
+        frames = {
+            name: getattr(self, name).to_dict(orient="records") for name in ("table", *self._frames)
+        }
+        plain = {own.name: getattr(self, own.name) for own in fields(self)}
+        return strict_json({**plain, **frames})
 
     def save(self, folder: Path | str) -> list[Path]:
-        """Write `<name>.csv` and `<name>.json` into `folder`; returns the paths."""
+        """Write `<name>.csv` and `<name>.json` into `folder`, and `<name>_<table>.csv` of a further
+        table; returns the paths, the JSON file's second."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         name = self.analysis.replace("-", "_")
         csv, record = folder / f"{name}.csv", folder / f"{name}.json"
         write_text(csv, self.table.to_csv(index=False))
         write_text(record, self.to_json() + "\n")
-        return [csv, record]
+        further = [folder / f"{name}_{own}.csv" for own in self._frames]
+        for own, path in zip(self._frames, further, strict=True):
+            write_text(path, getattr(self, own).to_csv(index=False))
+        return [csv, record, *further]
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
@@ -86,15 +94,16 @@ class Result:
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             _check_record(data)
-            # A column of nulls is one of missing numbers.
-            table = pd.DataFrame(data.pop("table")).fillna(np.nan).infer_objects()
+            table = _frame(data.pop("table"))
             whole = cls._indices(table)
             if lacking := [name for name in whole if name not in table]:
                 raise ValueError(f"its table has no {lacking[0]}")
             table = table.astype(dict.fromkeys(whole, int))
             if (table[whole] < 0).any(axis=None):
                 raise ValueError("a layer or a head is below 0")
-            return cls(table=table, **cls._given(data))
+            frames = {name: _frame(data.pop(name)) for name in cls._frames}
+            cls._check_whole({"table": table, **frames}, data["summary"])
+            return cls(table=table, **frames, **cls._given(data))
         except FileNotFoundError:
             raise AnalysisError(f"{path}: no such file") from None
         except KeyError as error:
@@ -103,6 +112,24 @@ class Result:
             raise AnalysisError(f"{path}: not {cls._kind}: {error}") from None
 
     _kind: ClassVar[str] = "a file of results"
+
+    _frames: ClassVar[tuple[str, ...]] = ()
+    """The names of further tables."""
+
+    _columns: ClassVar[Mapping[str, str]] = {}
+    """The columns, with spaces between, without which a table with rows is none of this kind."""
+
+    _figures: ClassVar[str] = ""
+    """The figures that the summary always has."""
+
+    @classmethod
+    def _check_whole(cls, frames: Mapping[str, pd.DataFrame], summary: Mapping[str, Any]) -> None:
+        for name, columns in cls._columns.items():
+            lacking = [own for own in columns.split() if own not in frames[name]]
+            if lacking and len(frames[name]):
+                raise ValueError(f"its {name} has no {lacking[0]}")
+        if lacking := [own for own in cls._figures.split() if own not in summary]:
+            raise ValueError(f"its summary has no {lacking[0]}")
 
     @classmethod
     def _given(cls, record: dict[str, Any]) -> dict[str, Any]:
@@ -169,20 +196,9 @@ class SetScores(Result):
         return [name for name in names if name in table]
 
 
-@dataclass(frozen=True, eq=False)
-class Activations(Result):
-    """The largest activations of each layer and site.
-
-    `table` has a row for each: integers `layer`, `sequence`, `position` and `dimension`, the `site`
-    and the `token` as text, the signed `value`, its `magnitude` (the score), and what that is
-    compared with.
-    """
-
-    _kind: ClassVar[str] = "a file of activations"
-
-    @classmethod
-    def _indices(cls, table: pd.DataFrame) -> list[str]:
-        return ["layer", "sequence", "position", "dimension"]
+def _frame(records: Any) -> pd.DataFrame:
+    """A table from its records, in which a column of nulls is one of missing numbers."""
+    return pd.DataFrame(records).fillna(np.nan).infer_objects()
 
 
 def _check_record(record: dict[str, Any]) -> None:

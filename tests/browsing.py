@@ -9,12 +9,16 @@ from pathlib import Path
 import browser_pages as made
 import numpy as np
 import pytest
+from quantization_tables import several_bits
 from test_ablation_views import compared
+from test_outlier_views import spiked, spiked_tokens
 from test_views import made_scores
 from tiny_models import perturbed, tiny_config
 
 import interp
+from interp.views.pages.chapters import bound
 from interp.views.pages.page import render
+from interp.views.pages.scores import scores_chapter
 from interp.views.report import comparison_page, result_page
 
 BROWSER = next(
@@ -46,6 +50,8 @@ PAGES = {
     "comparison": lambda: comparison_page(made_comparison()),
     "pairs": lambda: render(made.pairs_page()),
     "sight": lambda: render(made.sight_page()),
+    "outliers": lambda: render(bound([scores_chapter(made_outliers(), "Activations")])),
+    "quantization": lambda: result_page(several_bits()),
 }
 
 
@@ -53,6 +59,12 @@ PAGES = {
 def made_comparison():
     """Two small models on the same tokens."""
     return interp.compare(perturbed(tiny_config(), seed=0), perturbed(tiny_config(), seed=3))
+
+
+def made_outliers():
+    """Massive activations of a small model, their sinks and their changes."""
+    measures = (interp.outliers, interp.outlier_sinks, interp.outlier_effects)
+    return [measure(spiked(), spiked_tokens()) for measure in measures]
 
 
 class Visit:

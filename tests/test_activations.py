@@ -13,12 +13,12 @@ from tiny_tokenizers import reader
 from typer.testing import CliRunner
 
 import interp
+from interp.activation_tables import Activations
+from interp.activations.largest import largest_places, median_of
 from interp.cli import app
 from interp.errors import AnalysisError, ModelError, ShapeError
-from interp.largest import largest_places, median_of
 from interp.models.loading import save_folder
 from interp.models.pruning import prune_heads
-from interp.tables import Activations
 from interp.views.pages.activations import activation_findings, spans
 from interp.views.pages.scores import read_scores
 from interp.views.report import result_page
@@ -44,9 +44,17 @@ def spike(value, *, token=11, dimension=6, **changes):
     return model
 
 
+STREAM = ("resid_pre", "resid_post", "ln_final")
+
+
+def stream(result):
+    """The rows of the residual stream and of the final norm."""
+    return result.table[result.table["site"].isin(STREAM)]
+
+
 def first_rows(result):
-    """The largest activation of each layer and site."""
-    return result.table.groupby(["layer", "site"], sort=False).first().reset_index()
+    """The largest activation of each layer of these."""
+    return stream(result).groupby(["layer", "site"], sort=False).first().reset_index()
 
 
 # --- known answers ----------------------------------------------------------------------------
@@ -67,7 +75,7 @@ def test_a_planted_value_is_found_at_its_sequence_position_and_dimension_with_it
     assert first["massive"].all()
     assert result.summary["massive"] == 4
     assert result.summary["massive_layers"] == [0, 1, 2, 3]
-    assert result.table["massive"].sum() == 4
+    assert stream(result)["massive"].sum() == 4
 
 
 def test_what_block_1_writes_is_in_layers_2_and_3_and_in_no_earlier_one(tmp_path):
@@ -87,7 +95,8 @@ def test_what_block_1_writes_is_in_layers_2_and_3_and_in_no_earlier_one(tmp_path
     assert result.summary["massive_layers"] == [2, 3]
     assert result.summary["dimensions"][0]["dimension"] == 7
     assert result.summary["dimensions"][0]["first_layer"] == 2
-    csv, record = result.save(tmp_path)
+    csv, record, sites, _ = result.save(tmp_path)
+    assert pd.read_csv(sites)[["layer", "site"]].equals(result.sites[["layer", "site"]])
     assert pd.read_csv(csv)["layer"].tolist() == result.table["layer"].tolist()
     rows = json.loads(record.read_text())["table"]
     assert [row["layer"] for row in rows] == result.table["layer"].tolist()
@@ -101,7 +110,7 @@ def test_the_final_norm_is_a_site_of_its_own_and_equals_the_last_hidden_state_of
         states = hf(ids, output_hidden_states=True).hidden_states
     result = interp.outliers(hf_models.native(hf), ids, top=1)
     n_layers = len(states) - 1
-    for row in result.table.itertuples():
+    for row in stream(result).itertuples():
         if row.site == "resid_post":
             assert row.magnitude != pytest.approx(float(states[-1].abs().max()), rel=1e-3)
             continue
@@ -124,25 +133,26 @@ def test_of_equal_activations_the_first_ones_are_listed():
 
 def test_a_stream_of_equal_values_has_a_ratio_of_1_and_nothing_massive():
     result = interp.outliers(constant(3.0), TOKENS, top=2)
-    stream = result.table[result.table["site"] != "ln_final"]
-    assert set(stream["ratio"]) == {1.0}
-    assert stream[["position", "dimension"]].values.tolist()[:2] == [[0, 0], [0, 1]]
+    rows = stream(result)
+    assert set(rows["ratio"]) == {1.0}
+    assert rows["deviation"].isna().all()
+    assert rows[["position", "dimension"]].values.tolist()[:2] == [[0, 0], [0, 1]]
     assert result.summary["massive"] == 0
     assert "dimensions" not in result.summary
 
 
 def test_a_stream_of_zeros_has_no_ratio_and_a_spike_in_it_an_infinite_one(tmp_path):
     nothing = interp.outliers(constant(0.0), TOKENS, top=1)
-    assert nothing.table["ratio"].isna().all()
+    assert stream(nothing)["ratio"].isna().all()
     assert not nothing.table["massive"].any()
     model = constant(0.0)
     with torch.no_grad():
         model.embed.weight[:, 3] = 200.0
     result = interp.outliers(model, TOKENS, top=1)
-    assert (result.table["ratio"] == math.inf).all()
-    assert result.table["massive"].all()
-    _, record = result.save(tmp_path)
-    assert Activations.load(record).table["ratio"].isna().all()
+    assert (stream(result)[["ratio", "deviation"]] == math.inf).all(axis=None)
+    assert stream(result)["massive"].all()
+    _, record, *_ = result.save(tmp_path)
+    assert stream(Activations.load(record))["ratio"].isna().all()
     assert "times the median at least" in activation_findings(result)[1]
 
 
@@ -152,17 +162,18 @@ def test_the_magnitude_has_to_exceed_its_threshold_and_the_ratio_to_reach_it():
     for magnitude, ratio, number in ((2.9, 1.0, cells), (3.0, 1.0, 0), (2.9, 1.001, 0)):
         result = interp.outliers(model, TOKENS, magnitude=magnitude, ratio=ratio, top=1)
         assert result.summary["massive"] == number
-        assert result.table["massive"].all() == (number > 0)
+        assert stream(result)["massive"].all() == (number > 0)
 
 
 def test_what_the_final_norm_puts_out_is_not_counted_with_the_stream():
     model = planted()
-    before = interp.outliers(model, TOKENS, ratio=10).summary
+    before = interp.outliers(model, TOKENS, ratio=10)
     with torch.no_grad():
         model.ln_final.w[5] *= 1e4
-    after = interp.outliers(model, TOKENS, ratio=10).summary
-    assert before["layers"][-1]["massive"] == 0
-    assert after["layers"][-1]["massive"] > 0
+    after = interp.outliers(model, TOKENS, ratio=10)
+    assert before.sites["massive"].iloc[-1] == 0
+    assert after.sites["massive"].iloc[-1] > 0
+    before, after = before.summary, after.summary
     same = ("massive", "massive_layers", "dimensions", "positions", "largest")
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
 
@@ -186,7 +197,7 @@ def test_every_row_is_that_of_the_oracle(family):
     model = tiny(family)
     seen = oracle(model, TOKENS)
     result = interp.outliers(model, TOKENS, top=5)
-    for (layer, site), rows in result.table.groupby(["layer", "site"], sort=False):
+    for (layer, site), rows in stream(result).groupby(["layer", "site"], sort=False):
         if site == "ln_final":
             continue
         last = layer == model.cfg.n_layers
@@ -202,6 +213,9 @@ def test_every_row_is_that_of_the_oracle(family):
             )
             assert row.median == pytest.approx(np.median(np.abs(values[row.sequence])), rel=1e-4)
             assert row.ratio == pytest.approx(row.magnitude / row.median)
+            centre = np.median(values[row.sequence])
+            spread = 1.4826 * np.median(np.abs(values[row.sequence] - centre))
+            assert row.deviation == pytest.approx(abs(row.value - centre) / spread, rel=1e-3)
             assert row.token == str(int(TOKENS[row.sequence, row.position]))
 
 
@@ -216,8 +230,8 @@ def test_counts_of_massive_activations_are_those_of_the_whole_stream():
         there.append((size > 5.0) & (size >= 4.0 * medians))
     there = np.stack(there)  # layer sequence position dimension
     assert 50 < there.sum() == result.summary["massive"]
-    records = [r for r in result.summary["layers"] if r["site"] != "ln_final"]
-    assert [r["massive"] for r in records] == there.sum(axis=(1, 2, 3)).tolist()
+    records = result.sites[result.sites["site"].isin(["resid_pre", "resid_post"])]
+    assert records["massive"].tolist() == there.sum(axis=(1, 2, 3)).tolist()
     by_dimension = {r["dimension"]: r["activations"] for r in result.summary["dimensions"]}
     assert by_dimension[7] == there[..., 7].sum()
     by_position = {r["position"]: r["activations"] for r in result.summary["positions"]}
@@ -242,7 +256,7 @@ def test_on_the_threshold_the_table_and_the_counts_say_the_same(magnitude):
     with model.hooks(fwd_hooks=[("blocks.1.hook_resid_post", plant)]):
         result = interp.outliers(model, TOKENS[:1], magnitude=magnitude, ratio=0, top=1)
     last = result.table[result.table["site"] == "resid_post"].iloc[0]
-    record = next(r for r in result.summary["layers"] if r["site"] == "resid_post")
+    record = result.sites[result.sites["site"] == "resid_post"].iloc[0]
     assert last["massive"] == (kept > magnitude)
     assert record["massive"] == int(kept > magnitude)
 
@@ -250,19 +264,19 @@ def test_on_the_threshold_the_table_and_the_counts_say_the_same(magnitude):
 def test_one_position_of_many_tokens_and_one_token_at_many_positions_are_told_apart():
     tokens = torch.tensor([[1, 5, 6, 7], [2, 6, 5, 7], [3, 7, 6, 5]])
     at_first = massive_where(torch.tensor([1, 0, 0, 0]).expand(3, 4), tokens)
-    told = activation_findings(at_first)[-1]
+    told = activation_findings(at_first)[2]
     assert told == "100% of them at dimension 5, 100% of them at position 0"
     assert at_first.summary["massive_positions"] == 1
     assert at_first.summary["massive_tokens"] == 3
     assert "token" not in at_first.summary["positions"][0]
     at_token = massive_where(tokens == 5, tokens)
-    told = activation_findings(at_token)[-1]
+    told = activation_findings(at_token)[2]
     assert told == "100% of them at dimension 5, 100% of them at token '5'"
     assert at_token.summary["massive_positions"] == 3
     one = torch.zeros(3, 4)
     one[0, 2] = 1
     one = massive_where(one, tokens)
-    told = activation_findings(one)[-1]
+    told = activation_findings(one)[2]
     assert told == "100% of them at dimension 5, 100% of them at position 2 (token '6')"
 
 
@@ -290,12 +304,14 @@ def test_padding_is_not_looked_at_and_changes_no_row(side):
     mask = padding(side, lengths, 9)
     padded = torch.where(mask.bool(), tokens, 0)
     got = interp.outliers(model, padded, attention_mask=mask, top=3)
-    assert got.table["magnitude"].max() < 100
-    alone = [interp.outliers(model, tokens[b][mask[b].bool()][None], top=3) for b in range(3)]
+    assert stream(got)["magnitude"].max() < 100
+    # More rows of each alone: which of two equal cells is listed may differ.
+    alone = [interp.outliers(model, tokens[b][mask[b].bool()][None], top=30) for b in range(3)]
     rows = pd.concat([one.table.assign(sequence=b) for b, one in enumerate(alone)])
     for row in got.table.itertuples():
         same = rows[
             (rows["layer"] == row.layer)
+            & (rows["site"] == row.site)
             & (rows["sequence"] == row.sequence)
             & (rows["position"] == row.position)
             & (rows["dimension"] == row.dimension)
@@ -308,7 +324,7 @@ def test_padding_is_not_looked_at_and_changes_no_row(side):
 def test_sequences_one_by_one_or_together_give_the_same_table(monkeypatch):
     model = planted()
     whole = interp.outliers(model, TOKENS)
-    monkeypatch.setattr("interp.activations.sequences_at_once", lambda model, n_pos: 1)
+    monkeypatch.setattr("interp.activations.massive.sequences_at_once", lambda model, n_pos: 1)
     parts = interp.outliers(model, TOKENS)
     values = (torch.tensor(one.table["value"].tolist()) for one in (whole, parts))
     assert error(*values) < 1e-5
@@ -322,10 +338,10 @@ def test_bos_is_left_out_where_that_is_asked_for():
     tokens[:, 0] = 0
     with_bos = interp.outliers(model, tokens, top=1)
     without = interp.outliers(model, tokens, exclude_bos=True, top=1)
-    assert with_bos.table["position"].iloc[0] == 0
-    assert with_bos.table["magnitude"].iloc[0] > 4990
+    assert stream(with_bos)["position"].iloc[0] == 0
+    assert stream(with_bos)["magnitude"].iloc[0] > 4990
     assert without.table["position"].min() >= 1
-    assert without.table["magnitude"].max() < 100
+    assert stream(without)["magnitude"].max() < 100
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -344,14 +360,18 @@ def test_native_and_bridge_give_the_same_rows(name):
 def test_an_encoder_has_no_row_for_a_final_norm():
     model = interp.load_model(hf_models.bert(), backend="bridge")
     result = interp.outliers(model, torch.arange(12).reshape(2, 6), top=1)
-    assert set(result.table["site"]) == {"resid_pre", "resid_post"}
+    assert "resid_post" in set(result.table["site"])
+    assert "ln_final" not in set(result.table["site"])
 
 
 def test_a_pruned_model_is_looked_at_and_says_what_is_gone():
     model = prune_heads(tiny(), [(0, 1), (1, 0), (1, 1), (1, 2), (1, 3)])
     result = interp.outliers(model, TOKENS, top=1)
     assert result.params["pruned_heads"] == ["0.1", "1.0", "1.1", "1.2", "1.3"]
-    assert len(result.table) == 4
+    assert len(stream(result)) == 4
+    assert set(result.table.loc[result.table["layer"] == 1, "site"]) == {
+        *("resid_pre", "attn_out", "mlp_in", "mlp_post", "mlp_out")
+    }
 
 
 def test_the_model_and_its_hooks_are_left_as_they_were():
@@ -369,7 +389,7 @@ def test_the_model_and_its_hooks_are_left_as_they_were():
 
 @pytest.mark.parametrize(
     ("at", "said"),
-    [("embed", "layer 0, resid_pre"), ("mlp", "layer 2, resid_pre"), ("norm", "layer 3, ln_final")],
+    [("embed", "layer 0, resid_pre"), ("mlp", "layer 1, mlp_out"), ("norm", "layer 3, ln_final")],
 )
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_an_activation_that_is_not_finite_is_named_in_one_line(at, said, bad):
@@ -398,6 +418,10 @@ def test_an_activation_that_is_not_finite_is_named_in_one_line(at, said, bad):
         ({"top": 0}, "top = 0: at least one"),
         ({"ratio": -1.0}, "ratio = -1: a threshold is 0 or above"),
         ({"magnitude": math.nan}, "magnitude = nan"),
+        ({"deviations": -6}, "deviations = -6: a threshold is 0 or above"),
+        ({"feature_layers": 1.01}, "feature_layers = 1.01: a share of all is 1 at most"),
+        ({"feature_positions": 6.0}, "feature_positions = 6: a share of all is 1 at most"),
+        ({"sites": ["mlp"]}, "no site 'mlp': it should be one of resid_pre"),
         ({"length": 4}, "length and sequences belong to a corpus"),
     ],
 )
@@ -429,10 +453,11 @@ def test_a_file_gives_the_result_back_and_the_page_says_what_is_massive(tmp_path
     with torch.no_grad():
         model.blocks[0].mlp.out_proj.bias[4] += 9000.0
     result = interp.outliers(model, "a  b", ratio=100.0)
-    _, record = result.save(tmp_path)
+    _, record, *_ = result.save(tmp_path)
     again = read_scores(record)
     assert isinstance(again, Activations)
     assert again.table.drop(columns="ratio").equals(result.table.drop(columns="ratio"))
+    assert again.sites.equals(result.sites)
     assert again.summary == json.loads(result.to_json())["summary"]
     page = result_page(again)
     assert page == result_page(result)
@@ -467,7 +492,10 @@ def test_the_command_prints_writes_and_joins_a_report(here):
     assert printed.exit_code == 0, printed.output
     assert "outliers of model" in printed.stdout
     assert "no activation of the residual stream is massive" in printed.stdout
-    assert len(pd.read_csv("found/outliers.csv")) == 2 * (3 + 1 + 1)
+    sites = pd.read_csv("found/outliers_sites.csv")
+    assert len(sites) == 3 * 9 + 1 + 1
+    assert len(pd.read_csv("found/outliers.csv")) == 2 * len(sites)
+    assert pd.read_csv("found/outliers_features.csv").columns[0] == "site"
     assert (here / "found" / "outliers.html").is_file()
     assert run("induction", "model", "--block", "5", "--out", "found").exit_code == 0
     assert run("report", "found").exit_code == 0
@@ -477,13 +505,22 @@ def test_the_command_prints_writes_and_joins_a_report(here):
 
 
 def test_the_command_lists_what_the_function_lists(here):
-    words = ("--block", "5", "--batch", "2", "--magnitude", "5", "--ratio", "4")
-    listed = run("outliers", "model", *words, "--format", "json").stdout
-    given = {"blocks": [5], "batch": 2, "magnitude": 5.0, "ratio": 4.0}
-    assert (
-        json.loads(listed)["table"]
-        == json.loads(interp.outliers(interp.load_model("model"), **given).to_json())["table"]
+    given = {
+        **{"magnitude": 5.0, "ratio": 4.0, "deviations": 2.0, "top": 2, "feature_magnitude": 2.0},
+        **{"feature_layers": 0.7, "feature_positions": 0.3},
+    }
+    words = [word for name, value in given.items() for word in (_flag(name), value)]
+    words += ["--block", "5", "--batch", "2", "--site", "mlp_in", "--site", "k"]
+    listed = json.loads(run("outliers", "model", *words, "--format", "json").stdout)
+    result = interp.outliers(
+        interp.load_model("model"), blocks=[5], batch=2, sites=["mlp_in", "k"], **given
     )
+    assert listed == json.loads(result.to_json())
+    assert listed["params"]["sites"] == ["k", "mlp_in"]
+
+
+def _flag(name):
+    return f"--{name.replace('_', '-')}"
 
 
 @pytest.mark.parametrize(
@@ -491,6 +528,11 @@ def test_the_command_lists_what_the_function_lists(here):
     [
         (("--ratio", "nan"), "Invalid value for '--ratio'"),
         (("--top", "0"), "Invalid value for '--top'"),
+        (("--feature-layers", "1.5"), "Invalid value for '--feature-layers'"),
+        (("--site", "mlp"), "no site 'mlp': it should be one of resid_pre, attn_in"),
+        (("--draws", "2"), "--draws is for --effects"),
+        (("--sinks", "--format", "json"), "--format json and --sinks: it prints one table"),
+        (("--sinks", "--effects", "--format", "csv"), "--format csv and --sinks and --effects"),
         (("--tokens", "tokens.npy", "--block", "5"), "one source of tokens at a time"),
     ],
 )

@@ -25,6 +25,8 @@ KINDS = {
     "scores": 1,
     "ablation": 3,
     "comparison": 8,
+    "outliers": 5,
+    "quantization": 2,
     "experiment": None,
 }
 LOOKS = [("explorer", size, scheme) for size in (DESKTOP, PHONE) for scheme in ("light", "dark")]

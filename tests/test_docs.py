@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import torch
+from test_outlier_views import spiked, spiked_tokens
 from tiny_tokenizers import gpt2_like
 from typer.testing import CliRunner
 
@@ -24,6 +25,7 @@ from interp.models.loading import load_model, save_folder
 ROOT = Path(__file__).parent.parent
 SCORES, CONTRIBUTING = ROOT / "docs" / "scores.md", ROOT / "CONTRIBUTING.md"
 ABLATION, REPORTS = ROOT / "docs" / "ablation.md", ROOT / "docs" / "reports.md"
+OUTLIERS = ROOT / "docs" / "outliers.md"
 MODEL = "smollm2-135m"
 """What documents call a model; here a tiny one has its place."""
 
@@ -80,7 +82,9 @@ def commands(document):
     ]
 
 
-@pytest.mark.parametrize(("document", "number"), [(SCORES, 5), (ABLATION, 11), (REPORTS, 9)])
+@pytest.mark.parametrize(
+    ("document", "number"), [(SCORES, 5), (ABLATION, 11), (REPORTS, 9), (OUTLIERS, 8)]
+)
 def test_the_commands_of_a_page_run_as_they_stand(here, model, document, number):
     the_example(SCORES)
     np.save("tokens.npy", np.arange(20).reshape(2, 10))
@@ -89,6 +93,8 @@ def test_the_commands_of_a_page_run_as_they_stand(here, model, document, number)
     Path("mine.txt").write_text("the cat sat on the mat, the dog on the log. " * 60)
     # Heads of the tiny model in place of those that the large one is known for.
     known = {MODEL: str(model), "18.6,17.3,29.8": "0.1,1.0,1.2"}
+    if document == OUTLIERS:  # windows and groups that fit it
+        known |= {"256": "12", "12": "5", "32": "4"}
     shown = commands(document)
     assert len(shown) >= number
     for command in shown:
@@ -114,6 +120,31 @@ def test_every_figure_that_the_page_on_reports_names_is_there():
         module, _, name = first.rpartition(".")
         for function in (name, *others):
             assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_every_column_of_outliers_and_quantization_is_in_a_table_of_their_page():
+    text = OUTLIERS.read_text(encoding="utf-8").partition("## Files and columns")[2]
+    explained = {
+        word
+        for line in text.splitlines()
+        if line.startswith("| `")
+        for word in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    model, tokens = spiked(), spiked_tokens()
+    found = [interp.outliers(model, tokens), interp.outlier_sinks(model, tokens)]
+    found += [interp.outlier_effects(model, tokens, draws=1), interp.quantize(model, tokens)]
+    written = {
+        name
+        for result in found
+        for table in (result.table, *(getattr(result, own) for own in result._frames))
+        for name in table.columns
+    }
+    assert written - {"head"} == explained
+    for result in found:
+        name = result.analysis.replace("-", "_")
+        assert all(
+            f"`{own}.csv`" in text for own in [name, *(f"{name}_{k}" for k in result._frames)]
+        )
 
 
 def test_every_method_metric_and_column_has_a_row_in_the_page_on_ablation(model):

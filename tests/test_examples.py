@@ -18,7 +18,7 @@ def without_patterns(page):
     return re.sub(r'(<script type="text/plain"[^>]*>)[^<]*', r"\1", page)
 
 
-@pytest.mark.parametrize("name", ["phase_change", "smollm2", "compare"])
+@pytest.mark.parametrize("name", ["phase_change", "smollm2", "compare", "text_model"])
 def test_a_committed_example_is_the_page_of_its_tables(name):
     """`make example-pages` writes it again where pages have changed."""
     committed = (EXAMPLES / name / "report.html").read_text(encoding="utf-8")
@@ -32,6 +32,8 @@ def test_a_committed_example_is_the_page_of_its_tables(name):
     [
         ("phase_change", ["Induction heads form", "two-layer, seed 0", "in-context-learning"]),
         ("smollm2", ["Induction", "Sinks", "Outliers", "Ablation", "dimension 507", "L18H6"]),
+        ("smollm2", ["Outlier sinks", "Outlier effects", "no cells changed", "4-bit grid already"]),
+        ("text_model", ["round-to-nearest", "AWQ", "W4A16"]),
         ("compare", ["two-layer-seed-0 and smollm2-135m", "Previous token"]),
     ],
 )
@@ -44,6 +46,6 @@ def test_an_example_says_what_it_is_an_example_of(name, words):
 def test_what_readme_shows_is_there():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"\]\(((?:reports|docs)/[^)]+)\)", readme)
-    assert len([path for path in shown if path.endswith("report.html")]) == 3
+    assert len([path for path in shown if path.endswith("report.html")]) == 4
     assert len([path for path in shown if path.endswith("picture.png")]) == 3
     assert [path for path in shown if not (ROOT / path).is_file()] == []

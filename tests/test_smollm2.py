@@ -119,8 +119,8 @@ def test_native_and_bridge_give_the_same_head_table(native, original, tokens):
 def test_its_massive_activations_are_at_its_first_token_from_layer_12_to_28(native):
     """Position 0, dimension 507; the layer's number is that of the block it enters."""
     result = interp.outliers(native, corpus="docs", length=128, sequences=2)
-    spike = result.table[(result.table["position"] == 0) & (result.table["dimension"] == 507)]
-    spike = spike.set_index("layer")
+    stream = result.table[result.table["site"].isin(["resid_pre", "resid_post"])]
+    spike = stream[(stream["position"] == 0) & (stream["dimension"] == 507)].set_index("layer")
     assert spike.loc[12:28, "massive"].all()
     assert not spike.loc[29:, "massive"].any()
     assert spike.loc[12:28, "value"].between(2.4e4, 2.6e4).all()

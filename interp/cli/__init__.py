@@ -10,6 +10,7 @@ from interp.cli import (  # noqa: F401  (register verbs)
     heads,
     models,
     pruning,
+    quantization,
     runs,
     views,
 )

@@ -13,9 +13,10 @@ SHARE = 0.1
 
 
 class SweepProgress:
-    """Told how many ablated passes of how many are done; everything goes to standard error."""
+    """Told how many of something are done; everything goes to standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "ablated passes") -> None:
+        self._noun = noun
         self._bar = bar_on_terminal()
         self._task = self._bar.add_task("", total=None) if self._bar else None
         self._total = 0
@@ -37,7 +38,7 @@ class SweepProgress:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` passes are done; another total is another round."""
+        """Show that `done` of `total` are done; another total is another round."""
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=done, total=total)
             return
@@ -53,6 +54,6 @@ class SweepProgress:
         left = seconds / (done - self._first) * (total - done)
         self._told = done
         print(
-            f"{done}/{total} ablated passes, {seconds:.0f} s, about {left:.0f} s left",
+            f"{done}/{total} {self._noun}, {seconds:.0f} s, about {left:.0f} s left",
             file=sys.stderr,
         )

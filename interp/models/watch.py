@@ -1,11 +1,11 @@
 """Watching every layer's attention during one forward pass, and keeping what it is reduced to."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from interp.errors import ModelError
@@ -93,6 +93,25 @@ def watch_attention(
     but what was reduced, on the CPU. Of a layer whose heads are all pruned that is nothing. The
     model is left as it was.
     """
+    return watch_pass(model, tokens, reduce, key_mask)[0]
+
+
+def watch_pass(
+    model: HookedModel,
+    tokens: Int[Tensor, "batch pos"],
+    reduce: Callable[[LayerAttention], Mapping[Any, Tensor]],
+    key_mask: Bool[Tensor, "batch pos"] | None = None,
+    *,
+    fwd_hooks: Sequence[tuple[str, Callable]] = (),
+    losses: bool = False,
+) -> tuple[list[dict[Any, Tensor]], Float[Tensor, "batch pos-1"] | None]:
+    """As `watch_attention`, in a pass with temporary hooks of its own, and its next-token losses.
+
+    `fwd_hooks` are those of `run_with_hooks`: what they change is what is watched. Losses are in
+    nats, element p that of token p + 1, 0 on padding; None unless they are asked for.
+
+    Raises: ModelError for losses of an encoder, or a hook that the model does not have.
+    """
     reduced: dict[int, dict[Any, Tensor]] = {}
     device = torch.device(str(model.cfg.device))
     tokens = tokens.to(device)
@@ -105,13 +124,24 @@ def watch_attention(
         measured = reduce(attention)
         reduced[attention.layer] = {name: value.cpu() for name, value in measured.items()}
 
-    with looking_at(model):
+    with looking_at(model), ExitStack() as stack:
         if isinstance(model, Transformer):
-            with _observed(model, look):
-                model(tokens, attention_mask=key_mask, return_type=None)
+            stack.enter_context(_observed(model, look))
+            watching = []
         else:
-            _look_at_patterns(model, tokens, look, key_mask)
-    return [reduced[layer] if model.cfg.heads(layer) else {} for layer in range(model.cfg.n_layers)]
+            watching = _pattern_hooks(model, tokens, look, key_mask)
+        found = model.run_with_hooks(
+            tokens,
+            fwd_hooks=[*fwd_hooks, *watching],
+            attention_mask=key_mask,
+            **({"return_type": "loss", "loss_per_token": True} if losses else _NOTHING),
+        )
+    layers = [reduced[n] if model.cfg.heads(n) else {} for n in range(model.cfg.n_layers)]
+    return layers, found if isinstance(found, Tensor) else None
+
+
+_NOTHING: dict[str, object] = {"return_type": None}
+"""A pass for its hooks alone."""
 
 
 def layer_window(model: HookedModel, layer: int) -> int | None:
@@ -133,12 +163,13 @@ def _observed(model: Transformer, look: Callable[[LayerAttention], None]) -> Ite
             attn.observer = observer
 
 
-def _look_at_patterns(
+def _pattern_hooks(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
     look: Callable[[LayerAttention], None],
     key_mask: Bool[Tensor, "batch pos"] | None,
-) -> None:
+) -> list[tuple[str, Callable]]:
+    """Hooks that show each layer's pattern, with its values where the model has them."""
     real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
     causal = model.cfg.attention_dir == "causal"
 
@@ -171,9 +202,4 @@ def _look_at_patterns(
 
         return [(name, hook_for(kind)) for kind, name in names.items()]
 
-    model.run_with_hooks(
-        tokens,
-        fwd_hooks=[pair for layer in range(model.cfg.n_layers) for pair in hooks_for(layer)],
-        attention_mask=None if key_mask is None else real,
-        return_type=None,
-    )
+    return [pair for layer in range(model.cfg.n_layers) for pair in hooks_for(layer)]

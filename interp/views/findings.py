@@ -21,7 +21,9 @@ from interp.views.ablation_words import findings as ablation_findings
 from interp.views.pages.activations import activation_findings
 from interp.views.pages.composition import composition_findings
 from interp.views.pages.facts import telling, words
+from interp.views.pages.outlier_links import outlier_effect_findings, outlier_sink_findings
 from interp.views.pages.page import number
+from interp.views.quantization_words import quantization_findings
 
 
 def sentence(line: str) -> str:
@@ -95,7 +97,10 @@ def _ablation(result: Result) -> list[str]:
 _OWN: dict[str, Callable[[Result], list[str]]] = {
     **dict.fromkeys((*HEAD_TABLES, *SET_TABLES), _ablation),
     "composition": composition_findings,
+    "outlier-effects": outlier_effect_findings,
+    "outlier-sinks": outlier_sink_findings,
     "outliers": activation_findings,
+    "quantization": quantization_findings,
 }
 
 

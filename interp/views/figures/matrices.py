@@ -202,7 +202,7 @@ def outlier_landscape(
             coloraxis="coloraxis",
             hoverongaps=False,
         )
-        figure.layout[f"xaxis{suffix}"] = _place_axis(places, axis, 12) | {"anchor": f"y{suffix}"}
+        figure.layout[f"xaxis{suffix}"] = _place_axis(places, axis, 9) | {"anchor": f"y{suffix}"}
         figure.layout[f"yaxis{suffix}"] = _place_axis(layers, "layer", 16) | {
             "anchor": f"x{suffix}",
             "autorange": "reversed",

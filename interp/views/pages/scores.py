@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from interp.activation_tables import Activations, OutlierEffects, OutlierSinks, Quantization
 from interp.errors import AnalysisError
 from interp.patterns import Patterns
-from interp.tables import Activations, HeadScores, Result, SetScores
+from interp.tables import HeadScores, Result, SetScores
 from interp.views.ablation_words import HEAD_TABLES, SET_TABLES
 from interp.views.figures.heads import head_heatmap
 from interp.views.figures.runs import about
@@ -18,7 +19,9 @@ from interp.views.pages.activations import activation_parts
 from interp.views.pages.chapters import Chapter
 from interp.views.pages.composition import composition_parts
 from interp.views.pages.facts import facts, quoted, telling, words
+from interp.views.pages.outlier_links import outlier_effect_parts, outlier_sink_parts
 from interp.views.pages.page import Folded, Page, Part, Plot, Section, Words, frame_table
+from interp.views.pages.quantization import quantization_parts
 from interp.views.pages.subjects import PROBABILITY, result_subjects
 
 TOP = 12
@@ -48,14 +51,15 @@ def several_title(results: Sequence[Result]) -> str:
     kinds = {_KINDS.get(scores.analysis, "Head scores") for scores in results}
     if len(kinds) == 1:
         return kinds.pop()
-    return "Results" if "Activations" in kinds else "Heads"
+    return "Results" if kinds & {"Activations", "Quantization"} else "Heads"
 
 
 _KINDS = {
     **dict.fromkeys((*HEAD_TABLES, *SET_TABLES), "Ablations"),
     "attention": "Attention",
     "composition": "Composition",
-    "outliers": "Activations",
+    **dict.fromkeys(("outliers", "outlier-effects", "outlier-sinks"), "Activations"),
+    "quantization": "Quantization",
 }
 
 
@@ -63,9 +67,12 @@ _HEADINGS = {
     "composition": "Pairs",
     "cumulative": "Removal",
     "layers": "Layers",
+    "outlier-effects": "Changed activations",
+    "outlier-sinks": "Activations and sinks",
     "outliers": "Activations",
     "pairs": "Pairs",
     "prune": "Pruning",
+    "quantization": "Quantization",
 }
 
 
@@ -85,7 +92,10 @@ def read_scores(path: Path) -> Result | None:
     kinds: dict[str, type[Result]] = {
         "attention": Patterns,
         "composition": SetScores,
+        "outlier-effects": OutlierEffects,
+        "outlier-sinks": OutlierSinks,
         "outliers": Activations,
+        "quantization": Quantization,
         **dict.fromkeys(SET_TABLES, SetScores),
     }
     return kinds.get(saved["analysis"], HeadScores).load(path)
@@ -95,6 +105,12 @@ def result_parts(scores: Result) -> tuple[Part, ...]:
     """The figures, the strongest rows, all rows and the facts of one result."""
     if isinstance(scores, Activations):
         return activation_parts(scores)
+    if isinstance(scores, OutlierSinks):
+        return outlier_sink_parts(scores)
+    if isinstance(scores, OutlierEffects):
+        return outlier_effect_parts(scores)
+    if isinstance(scores, Quantization):
+        return quantization_parts(scores)
     if scores.analysis == "composition":
         return composition_parts(scores)
     if isinstance(scores, Tabled) and scores.analysis in (*HEAD_TABLES, *SET_TABLES):

@@ -1,8 +1,9 @@
-"""What is kept of a place's activations while sequences go by, however many they are.
+"""What is kept of a site's activations while sequences go by, however many they are.
 
-The largest by position and dimension, and which are massive: counts, never the activations.
+One invariant: the largest by position and dimension, counts and sums; never the activations.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,15 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.activations.criteria import Criteria
+from interp.activations.features import SITES as FEATURE_SITES
+from interp.activations.features import Reached
+from interp.activations.moments import Profile, Totals, median, profile
+from interp.activations.sites import RESIDUAL, Site
 from interp.errors import AnalysisError
-
-
-class Site(NamedTuple):
-    """A place where the stream is looked at; `hook` is its name in the model."""
-
-    layer: int
-    kind: str
-    hook: str
 
 
 class Cell(NamedTuple):
@@ -31,11 +29,15 @@ class Cell(NamedTuple):
     value: float
     sequence: int
     token: int
-    median: float
+    among: Profile
 
     @property
     def ratio(self) -> float:
-        return _ratio(abs(self.value), self.median)
+        return ratio_of(abs(self.value), self.among.median)
+
+    @property
+    def deviation(self) -> float:
+        return ratio_of(abs(self.value - self.among.centre), self.among.spread)
 
 
 class Massive:
@@ -50,8 +52,8 @@ class Massive:
         self,
         layer: int,
         sequence: int,
-        x: Float[np.ndarray, "pos d_model"],
-        there: Bool[np.ndarray, "pos d_model"],
+        x: Float[np.ndarray, "pos width"],
+        there: Bool[np.ndarray, "pos width"],
         positions: Int[np.ndarray, " pos"],
         tokens: Int[np.ndarray, " pos"],
     ) -> None:
@@ -110,17 +112,18 @@ class Group:
 class Largest:
     """What is kept of one site while sequences go by, which does not grow with their number."""
 
-    def __init__(self, site: Site, top: int, magnitude: float, ratio: float, massive: Massive):
-        self.site = site
-        self.top, self.magnitude, self.ratio = top, magnitude, ratio
+    def __init__(self, site: Site, criteria: Criteria, massive: Massive):
+        self.site, self.criteria = site, criteria
         self.massive = massive
         self.number = 0
-        self.medians: list[float] = []
+        self.totals = Totals()
         self.cells: dict[tuple[int, int], Cell] = {}
+        feature_magnitude = float(criteria.feature_magnitude)
+        self.reached = Reached(feature_magnitude) if site.kind in FEATURE_SITES else None
 
     def see(
         self,
-        x: Float[Tensor, "pos d_model"],
+        x: Float[Tensor, "pos width"],
         positions: Int[Tensor, " pos"],
         tokens: Int[Tensor, " pos"],
         sequence: int,
@@ -130,38 +133,49 @@ class Largest:
         Raises: AnalysisError for one that is not finite.
         """
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        size = x.abs()
-        if not bool(size.isfinite().all()):
-            p, d = size.isfinite().logical_not().nonzero()[0].tolist()
-            raise AnalysisError(
-                f"layer {self.site.layer}, {self.site.kind}: the activation of sequence {sequence} "
-                f"at position {int(positions[p])}, dimension {d} is {float(x[p, d])}"
-            )
-        median = median_of(size.flatten())
-        self.medians.append(median)
-        for place in largest_places(size, self.top).tolist():
+        size = finite_size(x, self.site, positions, sequence)
+        values, sizes = x.cpu().numpy(), size.cpu().numpy()
+        own = profile(values.ravel(), sizes.ravel(), self.criteria.deviations)
+        self.totals.add(own, *values.shape)
+        if self.reached is not None:
+            self.reached.add(values, sizes)
+        if len(self.cells) < self.criteria.top or own.largest >= self._least():
+            self._rank(x, size, positions, tokens, sequence, own)
+        magnitude, ratio = self.criteria.magnitude, self.criteria.ratio
+        if own.largest <= magnitude or own.largest < ratio * own.median:
+            return
+        there = massive_there(size, own.median, magnitude, ratio)
+        self.number += int(there.sum())
+        if self.site.kind in RESIDUAL:
+            arrays = (tensor.cpu().numpy() for tensor in (there, positions, tokens))
+            self.massive.add(self.site.layer, sequence, values, *arrays)
+
+    def _least(self) -> float:
+        """The smallest size among the cells that are kept."""
+        return min(abs(cell.value) for cell in self.cells.values())
+
+    def _rank(
+        self,
+        x: Float[Tensor, "pos width"],
+        size: Float[Tensor, "pos width"],
+        positions: Int[Tensor, " pos"],
+        tokens: Int[Tensor, " pos"],
+        sequence: int,
+        own: Profile,
+    ) -> None:
+        for place in largest_places(size, self.criteria.top).tolist():
             p, d = divmod(place, x.shape[1])
-            cell = Cell(int(positions[p]), d, float(x[p, d]), sequence, int(tokens[p]), median)
+            cell = Cell(int(positions[p]), d, float(x[p, d]), sequence, int(tokens[p]), own)
             before = self.cells.get((cell.position, d))
             if before is None or abs(cell.value) > abs(before.value):
                 self.cells[cell.position, d] = cell
         # A cell that is dropped here and is among the largest after all comes again.
         self.cells = {(c.position, c.dimension): c for c in self.ranked()}
-        if not bool((size >= self.magnitude).any()):
-            return
-        # In float64, as the table is: on a threshold both have to say the same.
-        exact = size.double()
-        there = (exact > self.magnitude) & (exact >= self.ratio * median)
-        if bool(there.any()):
-            self.number += int(there.sum())
-            if self.site.kind != "ln_final":
-                arrays = (t.cpu().numpy() for t in (x, there, positions, tokens))
-                self.massive.add(self.site.layer, sequence, *arrays)
 
     def ranked(self) -> list[Cell]:
         """The largest cells, largest first, equals in the order of their places."""
         order = sorted(self.cells.values(), key=lambda c: (-abs(c.value), c.position, c.dimension))
-        return order[: self.top]
+        return order[: self.criteria.top]
 
     def rows(self, text: Callable[[int], str]) -> list[dict[str, object]]:
         """The rows of the table, largest first."""
@@ -175,10 +189,11 @@ class Largest:
                 "dimension": cell.dimension,
                 "value": cell.value,
                 "magnitude": abs(cell.value),
-                "median": cell.median,
+                "median": cell.among.median,
                 "ratio": cell.ratio,
-                "massive": abs(cell.value) > self.magnitude
-                and abs(cell.value) >= self.ratio * cell.median,
+                "deviation": cell.deviation,
+                "massive": abs(cell.value) > self.criteria.magnitude
+                and abs(cell.value) >= self.criteria.ratio * cell.among.median,
             }
             for cell in self.ranked()
         ]
@@ -189,21 +204,47 @@ class Largest:
         return {
             "layer": self.site.layer,
             "site": self.site.kind,
-            "median": float(np.mean(self.medians)),
+            "n": self.totals.tokens,
+            "median": self.totals.median / self.totals.sequences,
             "largest": most.value,
             "ratio": most.ratio,
             "massive": self.number,
+            **self.totals.record(),
         }
+
+
+def finite_size(
+    x: Float[Tensor, "pos width"], site: Site, positions: Int[Tensor, " pos"], sequence: int
+) -> Float[Tensor, "pos width"]:
+    """|x|. Raises: AnalysisError for what is not finite, naming where it is."""
+    size = x.abs()
+    if not math.isfinite(float(size.max())):  # which a NaN is where there is one
+        p, d = size.isfinite().logical_not().nonzero()[0].tolist()
+        raise AnalysisError(
+            f"layer {site.layer}, {site.kind}: the activation of sequence {sequence} "
+            f"at position {int(positions[p])}, dimension {d} is {float(x[p, d])}"
+        )
+    return size
+
+
+def massive_there(
+    size: Float[Tensor, "pos width"],
+    median: float,
+    magnitude: int | float,
+    ratio: int | float,
+) -> Bool[Tensor, "pos width"]:
+    """Which activations, of size |x|, are massive."""
+    # In float64, as tables are: on a threshold both have to say the same.
+    exact = size.double()
+    return (exact > magnitude) & (exact >= ratio * median)
 
 
 def median_of(values: Float[Tensor, " n"]) -> float:
     """The median, for an even count the mean of the two in the middle, as numpy has it."""
-    n = len(values)
-    low, high = (float(values.kthvalue(k).values) for k in ((n + 1) // 2, n // 2 + 1))
-    return low if n % 2 else low / 2 + high / 2
+    return median(values.cpu().numpy())
 
 
-def largest_places(size: Float[Tensor, "pos d_model"], top: int) -> Int[Tensor, " kept"]:
+def largest_places(size: Float[Tensor, "pos width"], top: int) -> Int[Tensor, " kept"]:
     """Where the `top` largest are, as flat indices; of equals the first in order."""
     flat = size.flatten()
     least = flat.topk(min(top, len(flat))).values[-1]
@@ -211,7 +252,8 @@ def largest_places(size: Float[Tensor, "pos d_model"], top: int) -> Int[Tensor, 
     return torch.cat((above, equal[: top - len(above)]))
 
 
-def _ratio(size: float, median: float) -> float:
+def ratio_of(size: float, median: float) -> float:
+    """A size over a median: infinite over one of 0, and NaN where both are 0."""
     if median > 0:
         return size / median
     return float("inf") if size > 0 else float("nan")
