@@ -57,6 +57,11 @@ def composition(model: object, *, seed: int = 0) -> SetScores:
             "in another library"
         )
     config = model.config
+    if config.attention.kind == "latent":
+        raise ModelError(
+            f"{model.model_name} has latent attention: queries, keys and values go through norms "
+            "of their own, and composition of weights alone is not defined"
+        )
     if config.attention.qk_norm:
         raise ModelError(
             f"{model.model_name} normalises queries and keys (qk_norm): what a head attends to is "

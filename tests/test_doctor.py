@@ -22,9 +22,9 @@ from interp.doctor.diagnosis import NotApplicable
 from interp.doctor.rope import Rope
 from interp.doctor.subject import random_tokens
 from interp.errors import AnalysisError, ModelError
-from interp.models import attention, heads
+from interp.models import attention, head_attention
 from interp.models.block import Block
-from interp.models.heads import GroupedAttention
+from interp.models.head_attention import HeadAttention
 from interp.models.loading import load_model, save_model
 from interp.models.masks import AttentionMask
 from interp.models.transformer import Transformer
@@ -238,7 +238,7 @@ def perturbed_frequency(model, patch):
 
 
 def attention_before_its_bias(model, patch):
-    def forward(self, resid, *, rotation, shortformer, key_mask, last=None):
+    def forward(self, resid, *, rotation, shortformer, key_mask, last=None, past=None):
         resid = self.hook_resid_pre(resid)
         out = self.attn(self.ln1(resid), rotation=rotation, shortformer=None, key_mask=key_mask)
         resid = resid + self.hook_attn_out(out - self.attn.b_O) + self.attn.b_O
@@ -250,12 +250,12 @@ def attention_before_its_bias(model, patch):
 
 def wrong_head_layout(model, patch):
     """W_O cut into heads as if d_head came first; the fused projection is right."""
-    right = GroupedAttention.W_O.fget
+    right = HeadAttention.W_O.fget
 
     def wrong(self):
         return right(self).flatten(0, 1).unflatten(0, (-1, self.n_heads)).transpose(0, 1)
 
-    patch.setattr(GroupedAttention, "W_O", property(wrong))
+    patch.setattr(HeadAttention, "W_O", property(wrong))
 
 
 def tiled_groups(model, patch):
@@ -264,18 +264,20 @@ def tiled_groups(model, patch):
 
 
 def softmax_over_queries(model, patch):
-    patch.setattr(heads, "attention_pattern", lambda s: s.softmax(dim=-2).nan_to_num())
+    patch.setattr(
+        head_attention, "attention_pattern", lambda s, sink: s.softmax(dim=-2).nan_to_num()
+    )
 
 
 def uniform_empty_rows(model, patch):
     """A row of minus infinities becomes uniform, as a finite mask constant would have it."""
-    right = heads.attention_pattern
+    right = head_attention.attention_pattern
 
-    def pattern(scores):
+    def pattern(scores, sink):
         empty = (scores == -math.inf).all(-1, keepdim=True)
         return torch.where(empty, 1 / scores.shape[-1], right(scores))
 
-    patch.setattr(heads, "attention_pattern", pattern)
+    patch.setattr(head_attention, "attention_pattern", pattern)
 
 
 def sees_the_next_key(model, patch):
@@ -304,8 +306,8 @@ def scaled_logits(model, patch):
 
 
 def inexact_dense_path(model, patch):
-    right = heads.weighted_values
-    patch.setattr(heads, "weighted_values", lambda p, v: right(p, v).bfloat16().float())
+    right = head_attention.weighted_values
+    patch.setattr(head_attention, "weighted_values", lambda p, v: right(p, v).bfloat16().float())
 
 
 def rounded_cache(model, patch):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from interp.errors import ModelError, ShapeError
-from interp.models import heads
+from interp.models import head_attention
 
 # Float32 sums in another order differ by about 1e-6.
 FLOAT32 = 1e-5
@@ -428,13 +428,13 @@ def test_a_hook_of_either_direction_makes_its_own_layer_dense_for_that_call_only
 ):
     model, tokens = tiny("gqa"), some_tokens(2, 5)
     dense_layers = []
-    original = heads.attention_scores
+    original = head_attention.attention_scores
 
     def counted(q: Tensor, k: Tensor, allowed: Tensor, scale: float) -> Tensor:
         dense_layers.append([layer for layer in (0, 1) if q is seen[layer]])
         return original(q, k, allowed, scale)
 
-    monkeypatch.setattr(heads, "attention_scores", counted)
+    monkeypatch.setattr(head_attention, "attention_scores", counted)
     seen: dict[int, Tensor] = {}
 
     def keep(q: Tensor, hook: object) -> None:
@@ -457,9 +457,11 @@ def test_a_hook_of_either_direction_makes_its_own_layer_dense_for_that_call_only
 def test_hook_result_is_built_only_where_it_is_hooked(monkeypatch):
     model, tokens = tiny("gqa"), some_tokens(2, 5)
     asked = []
-    original = heads.GroupedAttention.W_O.fget
+    original = head_attention.HeadAttention.W_O.fget
     monkeypatch.setattr(
-        heads.GroupedAttention, "W_O", property(lambda self: asked.append(self) or original(self))
+        head_attention.HeadAttention,
+        "W_O",
+        property(lambda self: asked.append(self) or original(self)),
     )
     model(tokens)
     model.run_with_cache(tokens)

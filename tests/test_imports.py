@@ -19,6 +19,7 @@ LAYERS = [
     ("interp.evidence",),
     ("interp.data",),
     ("interp.models",),
+    ("interp.arithmetic",),
     ("interp.registry",),
     ("interp.analyses",),
     ("interp.inputs",),

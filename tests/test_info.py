@@ -6,8 +6,12 @@ import hf_models
 import pytest
 import torch
 from tiny_models import FAMILIES, tiny
+from torch import nn
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 from typer.testing import CliRunner
 
+from interp import prune_heads
+from interp.arithmetic.lookup import config_shape
 from interp.cli import app
 from interp.config import ModelConfig
 from interp.models.loading import load_model, save_model
@@ -183,3 +187,87 @@ def test_the_command_names_the_source(tmp_path, monkeypatch):
     assert re.match(r"\./pretrained: Hugging Face folder, bridged, pretrained\n", result.stdout)
     result = runner.invoke(app, ["info", "nowhere"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+LATENT = {"kind": "latent", "n_heads": 4, "d_head": 6, "d_rope": 4, "d_latent": 10, "d_value": 5}
+
+
+def test_latent_attention_is_named_with_its_widths_and_caches_its_latent():
+    model = tiny(
+        attention={**LATENT, "d_query_latent": 9}, mlp=None, positional_embedding_type="rotary"
+    )
+    lines = describe(model)
+    assert lines[2:5] == [
+        "attention MLA: 4 heads of width 6 + 4 rotary, values of 5, over a latent of 10, queries "
+        "from one of 9",
+        "  causal, no QK norm, no biases",
+        "positions rotary: base 10,000, 4 of 10 dimensions",
+    ]
+    parts = parameters_by_part(model)
+    assert parts["attention Q"] == 2 * (9 * 24 + 4 * 10 * 9)
+    assert parts["attention KV"] == 2 * (10 + 4) * 24
+    assert parts["attention K"] == 2 * 4 * 6 * 10
+    assert parts["attention V"] == 2 * 4 * 5 * 10
+    # Two layers hold 10 + 4 float32 numbers of each token, and the context is 16.
+    assert lines[-2:] == [
+        "KV cache 112 bytes a token",
+        "  0.00179 MB (0.00171 MiB) for a context of 16 tokens",
+    ]
+    cache = model.new_cache()
+    model(torch.zeros(1, 16, dtype=torch.long), cache=cache)
+    assert cache.nbytes == 16 * cache_bytes(model) == 1792
+
+
+def test_latent_attention_that_is_bridged_has_the_sizes_of_its_config():
+    config = DeepseekV2Config(
+        hidden_size=24,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        q_lora_rank=9,
+        kv_lora_rank=10,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=6,
+        num_hidden_layers=1,
+        first_k_dense_replace=1,
+        intermediate_size=32,
+        vocab_size=50,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    lines = describe(load_model(DeepseekV2ForCausalLM(config), backend="bridge"))
+    assert lines[2].startswith("attention MLA: 3 heads of width 8 + 4 rotary, values of 6, over a")
+    assert "KV cache 56 bytes a token" in lines
+
+
+def test_the_matrices_of_a_layer_are_those_that_it_has():
+    (line,) = [line for line in describe(tiny("wide_heads")) if line.startswith("one layer")]
+    assert line == ("one layer's attention: 2,880 weights (W_Q 960, W_K 480, W_V 480, W_O 960)")
+    attn = tiny("wide_heads").blocks[0].attn
+    assert sum(own.weight.numel() for own in attn.modules() if isinstance(own, nn.Linear)) == 2880
+
+
+@pytest.mark.parametrize("kind", ["zero", "learned"])
+def test_a_sink_logit_and_a_gate_are_named_and_counted(kind):
+    model = tiny(attention={"sink_logit": kind, "gated_output": True})
+    facts = f"{kind} sink logit: rows of a pattern sum to 1 at most, what heads read is gated"
+    assert describe(model)[3].endswith(facts)
+    parts = parameters_by_part(model)
+    assert parts["attention gate"] == 2 * (24 * 4 + 4)
+    assert parts.get("attention sink") == (8 if kind == "learned" else None)
+    assert parts["norms"] == parameters_by_part(tiny())["norms"]
+    assert not any("sink logit" in line or "gated" in line for line in describe(tiny()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_cache_of_a_whole_context_is_what_one_takes(family):
+    model = tiny(family)
+    cache = model.new_cache()
+    model(torch.zeros(1, model.cfg.n_ctx, dtype=torch.long), cache=cache)
+    assert cache.nbytes == config_shape(model.config, family).cache_bytes(16, 1, "float32")
+    assert f"{cache.nbytes / 1e6:.3g} MB" in describe(model)[-1]
+
+
+def test_a_pruned_model_caches_the_heads_that_are_left():
+    model = prune_heads(tiny(), [(0, 1), (1, 0), (1, 2)])
+    assert cache_bytes(model) == 2 * (3 + 2) * 6 * 4

@@ -24,6 +24,7 @@ from interp.errors import AnalysisError, ModelError
 from interp.inputs import Inputs
 from interp.measure import sequence_documents
 from interp.models.block import Block
+from interp.models.heads import GroupedAttention
 from interp.models.transformer import Transformer
 from interp.models.watch import HookedModel
 from interp.tables import SetScores, head_label
@@ -256,11 +257,17 @@ def head_magnitudes(model: HookedModel) -> Float[np.ndarray, " head"]:
             f"magnitude needs the native backend: {type(model).__name__} has no W_V of each head; "
             "the orders oracle, importance, importance-again and random run on any model"
         )
+    if model.config.attention.kind == "latent":
+        raise ModelError(
+            f"magnitude: the heads of {model.model_name} read a normed latent, and W_V W_O of a "
+            "head is no matrix; the orders oracle, importance, importance-again and random do"
+        )
     group = model.cfg.n_heads // model.cfg.n_key_value_heads
     found = []
     for block in model.blocks:
         assert isinstance(block, Block)
         attn = block.attn
+        assert isinstance(attn, GroupedAttention)  # latent attention was refused
         read = [attn.key_value_heads.index(head // group) for head in attn.heads]
         W_V, W_O = (weight.detach().double() for weight in (attn.W_V[read], attn.W_O))
         inner = torch.einsum("hmd,hme->hde", W_V, W_V), torch.einsum("hdm,hem->hde", W_O, W_O)

@@ -171,7 +171,10 @@ def _module(model: HookedModel, site: Site) -> nn.Module | None:
     if site.kind not in ("attn_in", "mlp_in"):
         return None
     block: Any = model.blocks[site.layer]  # a ModuleList says only Module
-    part = block.attn.q_proj if site.kind == "attn_in" else getattr(block.mlp, "in_proj", None)
+    if site.kind == "attn_in":  # queries of latent attention may be made from a latent
+        part = getattr(block.attn, "kv_down_proj", block.attn.q_proj)
+    else:
+        part = getattr(block.mlp, "in_proj", None)
     return part if isinstance(part, nn.Module) else None
 
 

@@ -7,6 +7,7 @@ model is. A user's mistake is one line on standard error and exit code 2.
 from interp.cli import (  # noqa: F401  (register verbs)
     ablation,
     activations,
+    generation,
     heads,
     models,
     pruning,

@@ -1,7 +1,7 @@
 """Verbs about one model as a whole: its shapes, the proof of its hooks, its export."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ from interp.cli.options import (
     check_folder,
     load_named_model,
 )
+from interp.errors import ConfigError
 
 if TYPE_CHECKING:
     pass
@@ -32,6 +33,46 @@ def info(
 
     for line in describe(loaded):
         typer.echo(line)
+
+
+@app.command()
+def kv_cache(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="a published model (--list), a config.json, or any MODEL of the other verbs"
+        ),
+    ] = None,
+    context: Annotated[int, typer.Option(min=1, help="tokens of each sequence")] = 4096,
+    batch: Annotated[int, typer.Option(min=1, help="sequences")] = 1,
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16", "float8", "int8", "int4"],
+        typer.Option(help="of the cache"),
+    ] = "float16",
+    every: Annotated[bool, typer.Option("--list", help="every model of the table")] = False,
+    output: Format = "table",
+) -> None:
+    """What a KV cache takes, beside that of MHA, from a model's sizes alone."""
+    from interp.arithmetic.known import known_shapes
+    from interp.arithmetic.lookup import shape_of
+    from interp.tables import strict_json
+    from interp.views.terminal.arithmetic import cache_lines, cache_record
+
+    if (model is None) != every:
+        raise ConfigError("kv-cache takes a MODEL, or --list for those of the table")
+    shapes = list(known_shapes().values()) if model is None else [shape_of(model)]
+    records = [cache_record(shape, context, batch, dtype) for shape in shapes]
+    if output == "json":
+        typer.echo(strict_json(records if every else records[0]))
+    elif output == "csv" or every:
+        import pandas as pd
+
+        flat = pd.json_normalize(records)
+        text = flat.to_csv(index=False) if output == "csv" else flat.to_string(index=False)
+        typer.echo(text, nl=output != "csv")
+    else:
+        for line in cache_lines(shapes[0], context, batch, dtype):
+            typer.echo(line)
 
 
 @app.command()

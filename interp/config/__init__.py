@@ -4,10 +4,10 @@ Every table is a frozen pydantic model that refuses unknown keys: a config that 
 Nothing here imports torch, so that paths, configs and flags are checked before a model is.
 """
 
+from interp.config.attention import GroupedAttentionConfig, LatentAttentionConfig
 from interp.config.faults import explain
 from interp.config.model import (
     Activation,
-    GroupedAttentionConfig,
     LinearScaling,
     Llama3Scaling,
     MLPConfig,
@@ -27,6 +27,7 @@ __all__ = [
     "BLOCK_RULE",
     "Activation",
     "GroupedAttentionConfig",
+    "LatentAttentionConfig",
     "LinearScaling",
     "Llama3Scaling",
     "MLPConfig",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
 
+from interp.config.attention import GroupedAttentionConfig, LatentAttentionConfig
 from interp.config.model import LinearScaling, Llama3Scaling
 from interp.config.run import RepeatedDataConfig, TextDataConfig
 
@@ -18,7 +19,7 @@ def _explain_one(fault: object, root: type[BaseModel]) -> str:
     assert isinstance(fault, dict)
     # A discriminated union puts its tag into the location: data.text.corpus is written data.corpus.
     loc = list(fault["loc"])
-    for union in ("data", "rotary_scaling"):
+    for union in ("data", "rotary_scaling", "attention"):
         if union in loc:
             del loc[loc.index(union) + 1 : loc.index(union) + 2]
     key = ".".join(str(part) for part in loc)
@@ -55,6 +56,8 @@ def _known_keys(root: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
 _UNION_TAGS: dict[str, type[BaseModel]] = {
     "repeated": RepeatedDataConfig,
     "text": TextDataConfig,
+    "grouped": GroupedAttentionConfig,
+    "latent": LatentAttentionConfig,
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
 }

@@ -3,78 +3,14 @@
 from collections.abc import Collection
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from interp.config.table import FieldInfo, Table
+from interp.config.attention import GroupedAttentionConfig, LatentAttentionConfig
+from interp.config.table import Table
 
 PositionalEmbedding = Literal["standard", "shortformer", "rotary", "none"]
 Normalization = Literal["LN", "RMS", "none"]
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
-Index = Annotated[int, Field(ge=0)]
-
-
-class GroupedAttentionConfig(Table):
-    """Attention whose query heads share key-value heads: MHA, GQA and MQA by one number.
-
-    `n_key_value_heads` equal to `n_heads` is MHA, 1 is MQA, anything between is GQA. `d_head` is
-    independent of `d_model / n_heads`, which is only its default.
-    """
-
-    kind: Literal["grouped"] = "grouped"
-    n_heads: PositiveInt
-    n_key_value_heads: Annotated[PositiveInt | None, Field(validate_default=True)] = None
-    d_head: PositiveInt | None = None
-    bias: bool = True
-    """Biases of queries, keys and values, and of the output unless `output_bias` differs."""
-    output_bias: Annotated[bool | None, Field(validate_default=True)] = None
-    qk_norm: bool = False
-    """RMSNorm of every query and key head, with gains shared by the heads, before rotary."""
-    scale: PositiveFloat | None = None
-    """What the dot products are multiplied by; 1/sqrt(d_head) where not given."""
-    scale_by_inverse_layer: bool = False
-    """Divide the scale by the layer's number, counted from 1."""
-    window: PositiveInt | None = None
-    """How many keys a query may attend to, the latest ones and itself; all where not given."""
-    windowed_layers: tuple[Index, ...] | None = None
-    """The layers that have the window; every layer where not given."""
-    smeared_keys: bool = False
-    """Mix each key with the one before it, by one trained share a head (Olsson et al. 2022)."""
-    pruned_heads: dict[Index, tuple[Index, ...]] = Field(
-        default_factory=dict, exclude_if=lambda pruned: not pruned
-    )
-    """The query heads that each layer lacks, of `n_heads`: the others keep their numbers. A
-    key-value head is gone once every query head that reads it is."""
-
-    @field_validator("pruned_heads")
-    @classmethod
-    def _heads_of_the_model(
-        cls, value: dict[int, tuple[int, ...]], info: FieldInfo
-    ) -> dict[int, tuple[int, ...]]:
-        n_heads = info.data.get("n_heads")
-        for layer, heads in value.items():
-            if isinstance(n_heads, int) and max(heads, default=0) >= n_heads:
-                raise ValueError(f"{layer} holds head {max(heads)}, beyond n_heads = {n_heads}")
-        return {layer: tuple(sorted(set(value[layer]))) for layer in sorted(value) if value[layer]}
-
-    @field_validator("output_bias")
-    @classmethod
-    def _follows_bias(cls, value: bool | None, info: FieldInfo) -> bool | None:
-        return bool(info.data.get("bias")) if value is None else value
-
-    @field_validator("n_key_value_heads")
-    @classmethod
-    def _divides_heads(cls, value: int | None, info: FieldInfo) -> int | None:
-        n_heads = info.data.get("n_heads")
-        if not isinstance(n_heads, int):
-            return value
-        if value is None:
-            return n_heads
-        if n_heads % value:
-            divisors = [str(d) for d in range(1, n_heads + 1) if n_heads % d == 0]
-            raise ValueError(
-                f"does not divide n_heads = {n_heads}; one of {', '.join(divisors)} would"
-            )
-        return value
 
 
 class LinearScaling(Table):
@@ -124,7 +60,9 @@ class ModelConfig(Table):
     d_model: PositiveInt
     n_ctx: PositiveInt
     d_vocab: PositiveInt
-    attention: GroupedAttentionConfig
+    attention: Annotated[
+        GroupedAttentionConfig | LatentAttentionConfig, Field(discriminator="kind")
+    ]
     mlp: MLPConfig | None = None
     positional_embedding_type: PositionalEmbedding = "standard"
     """`standard` adds learned positions to the residual stream; `shortformer` adds them to the
@@ -151,9 +89,12 @@ class ModelConfig(Table):
         if not isinstance(data, dict):
             return data
         attention = data.get("attention")
-        if isinstance(attention, GroupedAttentionConfig):
+        if isinstance(attention, GroupedAttentionConfig | LatentAttentionConfig):
             attention = attention.model_dump()
-        if not isinstance(attention, dict) or attention.get("d_head") is not None:
+        if not isinstance(attention, dict):
+            return data
+        data = {**data, "attention": {"kind": "grouped", **attention}}
+        if attention.get("d_head") is not None:
             return data
         d_model, n_heads = data.get("d_model"), attention.get("n_heads")
         if not (isinstance(d_model, int) and isinstance(n_heads, int) and n_heads > 0):
@@ -163,7 +104,7 @@ class ModelConfig(Table):
                 f"attention.n_heads = {n_heads} does not divide d_model = {d_model}, "
                 "so attention.d_head has to be given"
             )
-        return {**data, "attention": {**attention, "d_head": d_model // n_heads}}
+        return {**data, "attention": {**data["attention"], "d_head": d_model // n_heads}}
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> "ModelConfig":
@@ -173,8 +114,15 @@ class ModelConfig(Table):
             raise ValueError(
                 f"bos_token_id = {self.bos_token_id} is outside d_vocab = {self.d_vocab}"
             )
-        if self.positional_embedding_type == "rotary" and self.d_head % 2:
-            raise ValueError(f"attention.d_head = {self.d_head} is odd; rotary turns pairs")
+        latent = isinstance(self.attention, LatentAttentionConfig)
+        if latent and self.positional_embedding_type != "rotary":
+            raise ValueError(
+                "attention.kind = 'latent' has rotary keys: positional_embedding_type should be "
+                f"'rotary', not {self.positional_embedding_type!r}"
+            )
+        if self.positional_embedding_type == "rotary" and self.d_rotary % 2:
+            name = "d_rope" if latent else "d_head"
+            raise ValueError(f"attention.{name} = {self.d_rotary} is odd; rotary turns pairs")
         if self.rotary_scaling is not None and self.positional_embedding_type != "rotary":
             raise ValueError(
                 "rotary_scaling belongs to positional_embedding_type = 'rotary', not "
@@ -203,6 +151,13 @@ class ModelConfig(Table):
         return self.attention.d_head
 
     @property
+    def d_rotary(self) -> int:
+        """How many dimensions of a query and a key rotary positions turn, where there are any."""
+        if isinstance(self.attention, LatentAttentionConfig):
+            return self.attention.d_rope
+        return self.d_head
+
+    @property
     def n_key_value_heads(self) -> int:
         """Number of key and value heads."""
         assert self.attention.n_key_value_heads is not None  # resolved by its validator
@@ -227,7 +182,10 @@ class ModelConfig(Table):
 
     def attention_scale(self, layer: int) -> float:
         """What the dot products of this layer's queries and keys are multiplied by."""
-        scale = self.d_head**-0.5 if self.attention.scale is None else self.attention.scale
+        width = self.d_head
+        if isinstance(self.attention, LatentAttentionConfig):
+            width += self.attention.d_rope
+        scale = width**-0.5 if self.attention.scale is None else self.attention.scale
         return scale / (layer + 1) if self.attention.scale_by_inverse_layer else scale
 
 

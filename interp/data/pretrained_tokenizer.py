@@ -62,6 +62,11 @@ class PretrainedVocabulary:
         return self._named("bos_token")
 
     @cached_property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's EOS, which ends a text that a model writes; None where it has none."""
+        return self._named("eos_token")
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text of their own, and those below `len` that no token has."""
         added = self.tokenizer.added_tokens_decoder.items()

@@ -64,6 +64,8 @@ def weighted_values(subject: Subject) -> Measured:
     """Each head's pattern times the values of its group makes `hook_z`."""
     errors = _none_yet(subject)
     for layer in subject.attending:
+        if subject.structure.gated(layer):
+            raise NotApplicable("what heads read is gated before hook_z")
         pattern = subject.patterns[layer]
         v = subject.per_query_head(layer, subject.value(layer, "attn.hook_v"))
         expected = torch.einsum("bhqk,bkhd->bqhd", pattern, v)
@@ -105,14 +107,19 @@ def rows_sum(subject: Subject) -> Measured:
         reason = subject.structure.missing_mass(layer)
         if reason is not None:
             raise NotApplicable(reason)
-        errors[layer] = (subject.patterns[layer].sum(-1) - 1.0).abs().max()
+        sink = subject.structure.sink(layer)
+        share = 1.0 if sink is None else _kept(subject, layer, sink)
+        errors[layer] = (subject.patterns[layer].sum(-1) - share).abs().max()
     for side in ("left", "right"):
         tokens, mask, _ = subject.padded(side)
         names = subject.names(["attn.hook_pattern"], subject.attending)
         padded = subject.recorded(names, mask, tokens=tokens)
         for layer, pattern in zip(subject.attending, padded.values(), strict=True):
             expected = subject.allowed(layer, mask).any(-1).double()
-            error = (pattern.sum(-1) - expected).abs().max()
+            off = pattern.sum(-1) - expected
+            # Of a padded row only that it sums to no more is told where a sink takes a share.
+            some = subject.structure.sink(layer) is not None
+            error = (off.clamp(min=0.0) if some else off.abs()).max()
             errors[layer] = torch.maximum(errors[layer], error)
     return _worst(errors, subject.rounding(subject.tokens.shape[1]))
 
@@ -147,13 +154,27 @@ def gathered(subject: Subject) -> Measured:
         reason = subject.structure.softmax_term(layer)
         if reason is not None:
             raise NotApplicable(reason)
-        q = subject.heads(layer, "q")
-        k = subject.per_query_head(layer, subject.heads(layer, "k"))
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * subject.structure.scale(layer)
-        scores = scores.masked_fill(~subject.allowed(layer), -torch.inf)
+        scores = _scores(subject, layer)
         lse = scores.logsumexp(-1, keepdim=True)
+        sink = subject.structure.sink(layer)
+        if sink is not None:
+            lse = torch.logaddexp(lse, sink[:, None, None])
         errors[layer] = ((scores - lse).exp() - subject.patterns[layer]).abs().max()
     return _worst(errors, subject.score_rounding() + subject.rounding())
+
+
+def _scores(subject: Subject, layer: int) -> Float[Tensor, "batch n_heads query key"]:
+    q = subject.heads(layer, "q")
+    k = subject.per_query_head(layer, subject.heads(layer, "k"))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * subject.structure.scale(layer)
+    return scores.masked_fill(~subject.allowed(layer), -torch.inf)
+
+
+def _kept(
+    subject: Subject, layer: int, sink: Float[Tensor, " n_heads"]
+) -> Float[Tensor, "batch n_heads query"]:
+    """The share of each row that its keys have beside a sink logit."""
+    return (_scores(subject, layer).logsumexp(-1) - sink[:, None]).sigmoid()
 
 
 def rotary_angles(subject: Subject) -> Measured:
@@ -180,7 +201,8 @@ def rotary_angles(subject: Subject) -> Measured:
             expected = rope.turned(plain, positions)
             pairs = rope.pairs(expected)
             turn = _relative(rope.pairs(held), pairs, pairs.norm(dim=-1, keepdim=True))
-            rest = (held - expected)[..., rope.n_turned :]
+            rest = (held - expected).abs()
+            rest[..., rope.first : rope.first + rope.n_turned] = 0.0
             error = torch.stack([error, turn, _size(rest)]).max()
         errors[layer] = error
     normed = any(subject.structure.head_norm(layer) for layer in subject.layers)

@@ -52,6 +52,12 @@ class BridgedStructure:
             return f"positions of kind {kind!r} are added to the scores"
         return None
 
+    def sink(self, layer: int) -> Float[Tensor, " n_heads"] | None:
+        return None  # softmax_term and missing_mass name it
+
+    def gated(self, layer: int) -> bool:
+        return False
+
     def missing_mass(self, layer: int) -> str | None:
         if self._attention_fact(layer, "sinks") is not None:
             return "a sink logit takes a share of every row"

@@ -32,6 +32,18 @@ class NativeStructure:
     def softmax_term(self, layer: int) -> str | None:
         return None
 
+    def sink(self, layer: int) -> Float[Tensor, " n_heads"] | None:
+        attention: Any = self._model.blocks[layer].attn
+        kind = self._config.attention.sink_logit
+        if kind == "none":
+            return None
+        if kind == "zero":
+            return torch.zeros(attention.n_heads, dtype=torch.float64)
+        return attention.sink_logit.detach().cpu().double()
+
+    def gated(self, layer: int) -> bool:
+        return self._config.attention.gated_output
+
     def missing_mass(self, layer: int) -> str | None:
         return None
 
@@ -43,7 +55,8 @@ class NativeStructure:
                 "rope_theta": self._config.rotary_base,
                 **_scaling_settings(self._config.rotary_scaling),
             },
-            n_turned=self._config.d_head,
+            n_turned=self._config.d_rotary,
+            first=self._config.d_head if self._config.attention.kind == "latent" else 0,
         )
 
     def head_norm(self, layer: int) -> bool:

@@ -19,7 +19,7 @@ from interp.doctor.diagnosis import NotApplicable
 class Rope:
     """Rotary positions as a config states them.
 
-    `settings` uses Hugging Face's names (`rope_type`, `rope_theta`, `factor`, ...). The first
+    `settings` uses Hugging Face's names (`rope_type`, `rope_theta`, `factor`, ...). From `first` on
     `n_turned` dimensions of a head are turned in pairs: dimension i with i + n_turned / 2, or with
     its neighbour.
     """
@@ -27,6 +27,8 @@ class Rope:
     settings: Mapping[str, object]
     n_turned: int
     neighbours: bool = False
+    first: int = 0
+    """Where in a head the dimensions that are turned begin."""
 
     def frequencies(self) -> np.ndarray:
         """Radians by which each pair turns from one position to the next.
@@ -64,7 +66,7 @@ class Rope:
         self, x: Float[Tensor, "batch pos heads d_head"]
     ) -> Float[Tensor, "batch pos heads pair 2"]:
         """The dimensions that are turned, two by two."""
-        turned = x[..., : self.n_turned]
+        turned = x[..., self.first : self.first + self.n_turned]
         if self.neighbours:
             return turned.unflatten(-1, (-1, 2))
         return turned.unflatten(-1, (2, -1)).transpose(-1, -2)
@@ -78,4 +80,5 @@ class Rope:
         first, second = self.pairs(x).unbind(-1)
         both = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
         whole = both if self.neighbours else both.transpose(-1, -2)
-        return torch.cat((whole.flatten(-2), x[..., self.n_turned :]), dim=-1)
+        last = self.first + self.n_turned
+        return torch.cat((x[..., : self.first], whole.flatten(-2), x[..., last:]), dim=-1)

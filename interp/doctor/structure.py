@@ -32,6 +32,14 @@ class Structure(Protocol):
         """What stands in the softmax beside the scaled products, in words; None for nothing."""
         ...
 
+    def sink(self, layer: int) -> Float[Tensor, " n_heads"] | None:
+        """The sink logit of each head that the model says it has, in float64; None without."""
+        ...
+
+    def gated(self, layer: int) -> bool:
+        """Whether something multiplies what heads read before `hook_z`."""
+        ...
+
     def missing_mass(self, layer: int) -> str | None:
         """Why the weights of a row may sum to less than 1; None where they may not."""
         ...

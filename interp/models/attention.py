@@ -42,15 +42,22 @@ def attention_scores(
 
 def attention_pattern(
     scores: Float[Tensor, "batch n_heads query key"],
+    sink: Float[Tensor, " n_heads"] | None = None,
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Softmax over keys, in float32 at least; a row of minus infinities becomes a row of zeros.
 
-    Empty rows are filled before the softmax, not scrubbed after it: scrubbing would leave NaN in
-    the backward pass.
+    A `sink` logit takes its share of every row, which then sums to less than 1. Empty rows are
+    filled before the softmax, not scrubbed after it: scrubbing would leave NaN in the backward
+    pass.
     """
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     precise = scores.masked_fill(empty, 0.0).to(statistics_dtype(scores.dtype))
-    return precise.softmax(dim=-1).masked_fill(empty, 0.0).to(scores.dtype)
+    if sink is None:
+        pattern = precise.softmax(dim=-1)
+    else:
+        column = sink.to(precise.dtype)[:, None, None].expand(*precise.shape[:3], 1)
+        pattern = torch.cat((precise, column), dim=-1).softmax(dim=-1)[..., :-1]
+    return pattern.masked_fill(empty, 0.0).to(scores.dtype)
 
 
 def weighted_values(
@@ -65,44 +72,100 @@ def weighted_values(
 
 
 def fused_attention(
-    q: Float[Tensor, "batch pos n_heads d_head"],
-    k: Float[Tensor, "batch pos n_key_value_heads d_head"],
-    v: Float[Tensor, "batch pos n_key_value_heads d_head"],
+    q: Float[Tensor, "batch query n_heads d_head"],
+    k: Float[Tensor, "batch key n_key_value_heads d_head"],
+    v: Float[Tensor, "batch key n_key_value_heads d_v"],
     *,
     scale: float,
     mask: AttentionMask,
     dropout: float = 0.0,
-) -> tuple[Float[Tensor, "batch pos n_heads d_head"], Float[Tensor, "batch n_heads pos"] | None]:
+    sink: Float[Tensor, " n_heads"] | None = None,
+) -> tuple[Float[Tensor, "batch query n_heads d_v"], Float[Tensor, "batch n_heads query"] | None]:
     """What each head reads without n×n scores, and the row log-sum-exp where it comes for nothing.
 
-    That is on the CPU, without dropout and with no window shorter than the sequence; elsewhere it
-    is None. It carries no gradient, and is minus infinity in rows without a key. A shorter window
-    costs one mask of n×n booleans.
+    With a `sink` logit a head each row has a further term that no key has; the log-sum-exp is of
+    the keys alone.
+
+    That is on the CPU, without dropout and with no window shorter than the keys, for as many
+    queries as keys or a single one; elsewhere it is None. It carries no gradient, and is minus
+    infinity in rows without a key. A shorter window costs one mask of booleans, query by key, and
+    so do several queries that are fewer than the keys.
     """
-    n_pos = q.shape[1]
+    if sink is not None:
+        return _with_sink(q, k, v, sink, scale=scale, mask=mask, dropout=dropout)
+    d_v = v.shape[3]
+    # The operators want one width, and zeros change neither a score nor what is read.
+    if d_v < q.shape[3]:
+        v = F.pad(v, (0, q.shape[3] - d_v))
+    elif d_v > q.shape[3]:
+        q, k = (F.pad(x, (0, d_v - x.shape[3])) for x in (q, k))
+    n_query, n_key = q.shape[1], k.shape[1]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
-    plain = mask.causal and mask.custom is None and not mask.windowed(n_pos)
+    plain = mask.causal and mask.custom is None and not mask.windowed(n_key)
+    # The latest query may attend to all keys: no causal mask is needed for it alone.
+    plain &= n_query in (1, n_key)
+    causal = n_query == n_key
+    same = q.dtype == k.dtype == v.dtype
     lse = None
     # Under autocast the dtypes may differ, which only the public function mends.
-    if plain and q.device.type == "cpu" and dropout == 0.0 and q.dtype == k.dtype == v.dtype:
+    if plain and q.device.type == "cpu" and dropout == 0.0 and same:
         # The operator that the public function would call. That refuses padding beside its causal
         # mask, and a full mask in their place would make memory quadratic.
-        z, lse = flash_for_cpu(q, k, v, True, _key_bias(mask, q.dtype), scale)
+        z, lse = flash_for_cpu(q, k, v, causal, _key_bias(mask, q.dtype), scale)
         z, lse = _with_nan_rows(z, lse.detach(), q, k, mask)
         lse = _without_empty_rows(lse, mask)
     elif plain and mask.key_mask is None:
         z = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped
+            q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
     else:
-        allowed = mask.allowed(n_pos, n_pos, q.device)
+        allowed = mask.allowed(n_query, n_key, q.device)
         z = F.scaled_dot_product_attention(
             q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale, enable_gqa=grouped
         )
         # Some kernels answer an empty row with the mean of the values.
         z = z.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
-    return z.transpose(1, 2), lse
+    return z.transpose(1, 2)[..., :d_v], lse
+
+
+def _with_sink(
+    q: Float[Tensor, "batch query n_heads d_head"],
+    k: Float[Tensor, "batch key n_key_value_heads d_head"],
+    v: Float[Tensor, "batch key n_key_value_heads d_v"],
+    sink: Float[Tensor, " n_heads"],
+    *,
+    scale: float,
+    mask: AttentionMask,
+    dropout: float,
+) -> tuple[Float[Tensor, "batch query n_heads d_v"], Float[Tensor, "batch n_heads query"] | None]:
+    if not torch.is_grad_enabled():
+        z, lse = fused_attention(q, k, v, scale=scale, mask=mask, dropout=dropout)
+        if lse is not None:
+            share = (lse - sink[:, None]).sigmoid().transpose(1, 2)[..., None]
+            return (z * share).to(z.dtype), lse
+    # A key of its own in front, whose score is the logit: queries hold it in one more dimension, in
+    # which no other key has anything. Its query, which no one asked for, keeps the causal mask.
+    n_query, n_key, n_heads = q.shape[1], k.shape[1], q.shape[2]
+    q, k, v = (F.pad(x, (0, WIDTH_STEP) if x is not v else (0, 0)) for x in (q, k, v))
+    logits = (sink / scale).to(q.dtype)[:, None].expand(n_heads, 1)
+    q = torch.cat(
+        (q[..., :-WIDTH_STEP], logits.expand(*q.shape[:3], 1), q[..., 1 - WIDTH_STEP :]), 3
+    )
+    first = F.pad(k.new_ones(len(k), 1, k.shape[2], 1), (k.shape[3] - WIDTH_STEP, WIDTH_STEP - 1))
+    k = torch.cat((first, k), dim=1)
+    v = F.pad(v, (0, 0, 0, 0, 1, 0))
+    whole = n_query == n_key and not mask.windowed(n_key) and mask.custom is None and mask.causal
+    if whole:
+        key_mask = None if mask.key_mask is None else F.pad(mask.key_mask, (1, 0), value=True)
+        q = F.pad(q, (0, 0, 0, 0, 1, 0))
+        z, _ = fused_attention(
+            q, k, v, scale=scale, mask=AttentionMask(key_mask=key_mask), dropout=dropout
+        )
+        return z[:, 1:], None
+    allowed = F.pad(mask.allowed(n_query, n_key, q.device), (1, 0), value=True)
+    every = AttentionMask(causal=False, custom=allowed)
+    return fused_attention(q, k, v, scale=scale, mask=every, dropout=dropout)[0], None
 
 
 def attention_with_lse(

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from interp.config import ModelConfig
 from interp.models.heads import GroupedAttention
+from interp.models.kv_cache import Past
+from interp.models.latent import LatentAttention
 from interp.models.layers import MLP, Rotation, hook_point, norm
 
 
@@ -15,7 +17,8 @@ class Block(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(config.dropout)
         self.ln1 = norm(config.normalization_type, config.d_model, config.eps)
-        self.attn = GroupedAttention(config, layer)
+        latent = config.attention.kind == "latent"
+        self.attn = (LatentAttention if latent else GroupedAttention)(config, layer)
         self.hook_resid_pre = hook_point()
         self.hook_attn_out = hook_point()
         self.hook_resid_post = hook_point()
@@ -33,6 +36,7 @@ class Block(nn.Module):
         shortformer: Float[Tensor, "#batch pos d_model"] | None,
         key_mask: Bool[Tensor, "batch pos"] | None,
         last: int | None = None,
+        past: Past | None = None,
     ) -> Float[Tensor, "batch kept d_model"]:
         """The residual stream after this layer, of the `last` positions only where that is given.
 
@@ -45,6 +49,7 @@ class Block(nn.Module):
             shortformer=shortformer,
             key_mask=key_mask,
             last=last,
+            past=past,
         )
         resid = resid[:, -attn_out.shape[1] :] + self.hook_attn_out(self.dropout(attn_out))
         return self.after_attention(resid)

@@ -35,6 +35,8 @@ class FlatConfig:
     bos_token_id: int | None
     device: str
     dtype: torch.dtype
+    sink_logit: str = "none"
+    """`zero` or `learned` where a term of every row's softmax belongs to no key."""
     pruned_heads: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The query heads that each layer lacks; `n_heads` and `n_key_value_heads` count them."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from interp.config import ModelConfig
+from interp.config import LatentAttentionConfig, ModelConfig
 from interp.errors import ModelError
 from interp.models.transformer import Transformer
 from interp.models.weights import model_with_weights, stored_weights
@@ -35,6 +35,10 @@ def fold_layer_norm(model: Transformer) -> Transformer:
                 "the norms of a model with positional_embedding_type = 'shortformer' cannot be "
                 "folded: queries and keys read positions that the gain does not scale; 'standard', "
                 "'rotary' and 'none' can"
+            )
+        if config.attention.kind == "latent" and config.normalization_type == "LN":
+            raise ModelError(
+                "a LayerNorm's bias cannot be folded into latent attention, which has no biases"
             )
         folded.setdefault("unembed.weight", folded["embed.weight"])
         for norm, readers in _readers(config):
@@ -61,11 +65,21 @@ def _readers(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
     """Every norm with the projections that read it, by the names of their parameters."""
     for layer in range(config.n_layers):
         block = f"blocks.{layer}"
-        yield f"{block}.ln1", [f"{block}.attn.{part}_proj" for part in "qkv"]
+        yield f"{block}.ln1", [f"{block}.attn.{part}" for part in stream_readers(config)]
         if config.mlp is not None:
             parts = ("in", "gate") if config.mlp.gated else ("in",)
             yield f"{block}.ln2", [f"{block}.mlp.{part}_proj" for part in parts]
     yield "ln_final", ["unembed"]
+
+
+def stream_readers(config: ModelConfig) -> list[str]:
+    """The projections of attention that read the residual stream behind its norm."""
+    heads = config.attention
+    readers = ["q_proj", "k_proj", "v_proj"]
+    if isinstance(heads, LatentAttentionConfig):
+        first = "q_proj" if heads.d_query_latent is None else "q_down_proj"
+        readers = [first, "kv_down_proj", "k_rope_proj"]
+    return [*readers, "gate"] if heads.gated_output else readers
 
 
 def _fold(weights: dict[str, Tensor], norm: str, reader: str) -> None:
@@ -85,7 +99,8 @@ def _folded_config(config: ModelConfig) -> ModelConfig:
     changes: dict[str, object] = {"tie_embeddings": False}
     if config.normalization_type == "LN":
         changes["unembed_bias"] = True
-        changes["attention"] = config.attention.model_copy(update={"bias": True})
+        if config.attention.kind == "grouped":
+            changes["attention"] = config.attention.model_copy(update={"bias": True})
         if config.mlp is not None:
             changes["mlp"] = config.mlp.model_copy(update={"bias": True})
     return config.model_copy(update=changes)

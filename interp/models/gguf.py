@@ -101,6 +101,12 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, Te
     return config, weights
 
 
+def read_gguf_config(path: Path) -> ModelConfig:
+    """The config alone. Raises: as `read_gguf`."""
+    reader = _reader(path)
+    return _config(_metadata(reader), {tensor.name: tensor for tensor in reader.tensors}, path)
+
+
 def _checked_names(
     config: ModelConfig, tensors: Mapping[str, "ReaderTensor"], path: Path
 ) -> dict[str, str]:

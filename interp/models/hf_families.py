@@ -50,6 +50,9 @@ def _lacking(config: ModelConfig) -> dict[str, list[str]]:
             (positions in ("shortformer", "none"), f"positions of the kind {positions!r}"),
             (norms == "none", "layers without norms"),
             (heads.smeared_keys, "smeared keys"),
+            (heads.kind == "latent", "latent attention"),
+            (heads.sink_logit != "none", "sink logit in the softmax"),
+            (heads.gated_output, "gate on what heads read"),
             (config.unembed_bias, "bias in the unembedding"),
         ]
     )

@@ -240,6 +240,74 @@ class QueryKeys:
         return pattern_tiles(self.q, self._centred, scale=self.scale, mask=self.mask)
 
 
+@dataclass(frozen=True)
+class SinkQueryKeys:
+    """Weights of queries and keys whose softmax has a further term a head: rows sum to below 1.
+
+    What is told of a row is what it would be without the term, times the share that is left.
+    """
+
+    plain: QueryKeys
+    sink: Float[Tensor, " n_heads"]
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads."""
+        return self.plain.n_heads
+
+    @cached_property
+    def kept(self) -> Float[Tensor, "batch n_heads query"]:
+        """The share of each row that its keys have together; the sink has the rest."""
+        plain, lse = self.plain, self.plain.known_lse
+        # Half precision rounds it to fewer digits than its inputs would give.
+        if lse is None or plain.q.dtype != statistics_dtype(plain.q.dtype):
+            lse = attention.row_lse(plain.q, plain.k, scale=plain.scale, mask=plain.mask)
+        return (lse - self.sink.to(lse.dtype)[:, None]).sigmoid()
+
+    def prob_at(self, keys: Int[Tensor, "batch query"]) -> Float[Tensor, "batch n_heads query"]:
+        """Attention of each query to one key of its own; 0 where `keys` is -1."""
+        return self.plain.prob_at(keys) * self.kept
+
+    def expected(
+        self, values: Float[Tensor, "batch key *n_heads n_values"]
+    ) -> Float[Tensor, "batch n_heads query n_values"]:
+        """The sum of each column of `values` under each query's attention."""
+        return self.plain.expected(values) * self.kept[..., None]
+
+    def entropy(self) -> Float[Tensor, "batch n_heads query"]:
+        """-sum p ln p over each query's keys, in nats; the sink is not one of them."""
+        spread = self.plain.entropy()
+        return (self.kept * spread - torch.special.xlogy(self.kept, self.kept)).clamp(min=0.0)
+
+    def place_and_mass(
+        self, places: Int[Tensor, "batch key"]
+    ) -> Float[Tensor, "batch n_heads query 2"]:
+        """The sum of places under each query's attention, and the sum of its weights."""
+        return self.plain.place_and_mass(places) * self.kept[..., None]
+
+    def received(self, weights: Float[Tensor, "batch query"]) -> Float[Tensor, "batch n_heads key"]:
+        """The attention each key gets, summed over queries with their weights."""
+        shape = len(self.plain.q), self.n_heads, self.plain.k.shape[1]
+        total = self.kept.new_zeros(shape)
+        for at, reach, rows in self.rows():
+            share = weights[:, at].to(rows.dtype)
+            total[..., reach] += torch.einsum("bq,bhqk->bhk", share, rows)
+        return total
+
+    def strongest(
+        self,
+    ) -> tuple[Float[Tensor, "batch n_heads query"], Int[Tensor, "batch n_heads query"]]:
+        """The largest weight of each row and its key, the first of equals; 0 and -1 without."""
+        top, place = self.plain.strongest()
+        top = top * self.kept
+        return top, place.where(top > 0, -1)
+
+    def rows(self) -> Iterator[tuple[slice, slice, Float[Tensor, "batch n_heads rows keys"]]]:
+        """A few rows at a time: their queries, their keys, the weights."""
+        for at, reach, rows in self.plain.rows():
+            yield at, reach, rows * self.kept[:, :, at, None]
+
+
 def _size(lse: Float[Tensor, "batch n_heads query"]) -> Float[Tensor, "batch n_heads query"]:
     """Its absolute value; 0 in rows without a key."""
     return lse.masked_fill(lse == -math.inf, 0.0).abs()

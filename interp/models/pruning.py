@@ -36,6 +36,11 @@ def prune_heads(model: object, heads: Sequence[tuple[int, int]]) -> Transformer:
             "another library"
         )
     config = model.config
+    if config.attention.kind == "latent" or config.attention.sink_logit != "none":
+        raise ModelError(
+            f"{model.model_name} cannot be pruned: its heads share a latent, or have logits of "
+            "their own, which are not taken apart"
+        )
     n_layers, n_heads = config.n_layers, config.attention.n_heads
     for layer, head in heads:
         if not (0 <= layer < n_layers and 0 <= head < n_heads):

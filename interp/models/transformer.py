@@ -5,7 +5,7 @@ unknown hook names are refused, positions are sliced on every hook, and temporar
 a user's own hooks away. This is the one module that imports transformer_lens at its top.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,8 @@ from interp.models.flat_config import FlatConfig as FlatConfig
 from interp.models.hooks import HookName, NamesFilter, kept_copy, matching_hooks
 from interp.models.hub import Source
 from interp.models.inputs import ReadsTokens, checked_key_mask
-from interp.models.layers import Rotary, bias_of, hook_point, norm
+from interp.models.kv_cache import KVCache, Past, Store
+from interp.models.layers import Rotary, Rotation, bias_of, hook_point, norm
 from interp.models.losses import mean_loss, next_token_losses
 from interp.models.vocabulary import Vocabulary, is_text
 
@@ -76,7 +77,7 @@ class Transformer(ReadsTokens, HookedRootModule):
             self.pos_embed = nn.Embedding(config.n_ctx, config.d_model)
             self.hook_pos_embed = hook_point()
         self.rotary = (
-            Rotary(config.d_head, config.rotary_base, config.rotary_scaling)
+            Rotary(config.d_rotary, config.rotary_base, config.rotary_scaling)
             if config.positional_embedding_type == "rotary"
             else None
         )
@@ -129,6 +130,7 @@ class Transformer(ReadsTokens, HookedRootModule):
             bos_token_id=config.bos_token_id,
             device=str(weight.device),
             dtype=weight.dtype,
+            sink_logit=config.attention.sink_logit,
             pruned_heads=config.attention.pruned_heads,
         )
 
@@ -142,6 +144,7 @@ class Transformer(ReadsTokens, HookedRootModule):
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         last: int | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor | tuple[Tensor, Tensor] | None:
         """Logits `[batch, pos, d_vocab]`, the next-token loss in nats, both, or None.
 
@@ -152,6 +155,9 @@ class Transformer(ReadsTokens, HookedRootModule):
         many last positions leave the last layer, which spares its MLP and the unembedding the
         rest. In `attention_mask` `[batch, pos]` 1 marks a real token; left padding corrects
         positions.
+        With a `cache` of `new_cache` the tokens follow those that went through with it before, and
+        are added to it; the mask is of the new tokens. Give chunks of any length, no loss across
+        their edges.
         The loss is a mean over real next tokens; with `loss_per_token` it is `[batch, pos - 1]`,
         where element p belongs to the prediction of token p + 1 and padding holds 0.
 
@@ -179,11 +185,19 @@ class Transformer(ReadsTokens, HookedRootModule):
             raise ShapeError(f"last = {last}, but there are {shape[1]} positions")
         if last is not None and return_type in ("loss", "both"):
             raise ModelError("a loss is of all positions: last belongs to logits and residuals")
-        if shape[1] > self.config.n_ctx:
-            raise ShapeError(f"sequence {shape[1]} > n_ctx {self.config.n_ctx}")
+        if cache is not None and (start_at_layer is not None or stop_at_layer is not None):
+            raise ModelError("a cache is of all layers: start_at_layer and stop_at_layer have none")
+        n_seen = 0 if cache is None or cache.streaming else cache.n_seen
+        if n_seen + shape[1] > self.config.n_ctx:
+            before = f" after {n_seen} in the cache" if n_seen else ""
+            raise ShapeError(f"sequence {shape[1]}{before} > n_ctx {self.config.n_ctx}")
         key_mask = checked_key_mask(attention_mask, shape, self.embed.weight.device)
-        positions = self._positions(shape[1], key_mask)
-        rotation = None if self.rotary is None else self.rotary(positions)
+        if cache is None:
+            pasts = None
+            positions = self._positions(shape[1], key_mask)
+            rotation = None if self.rotary is None else self.rotary(positions)
+        else:
+            positions, rotation, pasts = self._with_past(cache, key_mask, shape)
         placed = self._position_embedding(positions, shape[0])
         shortformer = None
         if self.config.positional_embedding_type == "shortformer":
@@ -194,13 +208,14 @@ class Transformer(ReadsTokens, HookedRootModule):
                 resid = resid + placed
             resid = self.dropout(resid)
         layers = self._layers(start_at_layer, stop_at_layer)
-        for block in layers:
+        for place, block in enumerate(layers):
             resid = block(
                 resid,
                 rotation=rotation,
                 shortformer=shortformer,
                 key_mask=key_mask,
                 last=last if block is layers[-1] else None,
+                past=None if pasts is None else pasts[place],
             )
         if last is not None:  # there may have been no layer
             resid = resid[:, -last:]
@@ -216,6 +231,77 @@ class Transformer(ReadsTokens, HookedRootModule):
         losses = next_token_losses(logits, ids, key_mask)
         loss = losses if loss_per_token else mean_loss(losses, key_mask)
         return loss if return_type == "loss" else (logits, loss)
+
+    def new_cache(self, *, sinks: int | None = None, window: int | None = None) -> KVCache:
+        """An empty KV cache, to be given to `forward` and filled by it.
+
+        It keeps every token, and in layers with a window the latest that are seen. With `window`
+        every layer keeps the first `sinks` tokens (4 unless given) and the latest `window`, as
+        StreamingLLM does, without end: a token's position is then its place in the cache.
+
+        Raises: ModelError for `sinks` without a window, or a streaming cache for a model whose
+        positions are not rotary, whose keys are smeared, or that has windows of its own.
+
+        Source: Xiao et al. 2023, "Efficient Streaming Language Models" (arXiv 2309.17453).
+        """
+        config = self.config
+        if window is None:
+            if sinks is not None:
+                raise ModelError("sinks belong to a window: new_cache(sinks=4, window=1020)")
+            return KVCache([Store(window=config.window(own)) for own in range(config.n_layers)])
+        sinks = 4 if sinks is None else sinks
+        if sinks < 0 or window < 1 or sinks + window >= config.n_ctx:
+            raise ModelError(
+                f"sinks = {sinks} and window = {window}: together they and the next token have to "
+                f"fit n_ctx = {config.n_ctx}"
+            )
+        if self.rotary is None or config.attention.smeared_keys or config.attention.window:
+            raise ModelError(
+                f"{self.model_name} cannot stream: that needs rotary positions, and neither "
+                "smeared keys nor windows of its own"
+            )
+        stores = [Store(window=window, sinks=sinks) for _ in range(config.n_layers)]
+        return KVCache(stores, streaming=True)
+
+    def _with_past(
+        self, cache: KVCache, key_mask: Bool[Tensor, "batch pos"] | None, shape: Sequence[int]
+    ) -> tuple[Int[Tensor, "#batch pos"], Rotation | None, list[Past]]:
+        """The new tokens' positions and rotation, and what each layer is given; counts them."""
+        if len(cache.layers) != self.config.n_layers:
+            raise ModelError(
+                f"a cache of {len(cache.layers)} layers for a model of {self.config.n_layers}"
+            )
+        n_batch, n_new = shape
+        cache.check(n_batch, n_new)
+        if cache.streaming and key_mask is not None:
+            raise ModelError("a streaming cache takes no padding")
+        before = None if cache.real is None else cache.real[:, -1]
+        cache.add(key_mask, (n_batch, n_new))
+        device = self.embed.weight.device
+        positions = cache.positions(n_new, device)
+        turned = None
+        if cache.streaming:
+            n_key = cache.layers[0].n_kept + n_new
+            places = torch.arange(n_key, device=device)[None]
+            assert self.rotary is not None  # new_cache has asked
+            turned, positions = self.rotary(places), places[:, -n_new:]
+        elif self.config.attention.kind == "latent":
+            assert self.rotary is not None  # the config has asked
+            turned = self.rotary(cache.positions(cache.n_seen, device))
+        rotation = None if self.rotary is None else self.rotary(positions)
+        pasts = [
+            Past(store, cache.key_mask(store.n_kept + n_new, store.sinks), before, turned)
+            for store in cache.layers
+        ]
+        return positions, rotation, pasts
+
+    def generate(
+        self, tokens: object, max_new_tokens: int, **settings: Any
+    ) -> Int[Tensor, "batch longer"]:
+        """`interp.models.generation.generate` on this model."""
+        from interp.models.generation import generate
+
+        return generate(self, tokens, max_new_tokens, **settings)
 
     def _check_residual(self, resid: object) -> Float[Tensor, "batch pos d_model"]:
         if (

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from interp.config import ModelConfig
+from interp.config import LatentAttentionConfig, ModelConfig
+from interp.models.folding import stream_readers
 from interp.models.transformer import Transformer
 from interp.models.weights import model_with_weights, stored_weights
 from interp.quantization.rounding import Grid
@@ -42,9 +43,11 @@ def readings(config: ModelConfig) -> list[Reading]:
     ln1, ln2 = ("ln1", "ln2") if normed else ("", "")
     if config.positional_embedding_type == "shortformer":
         # Queries and keys read positions too, which no gain scales.
-        attention = [Reading(("attn.q_proj", "attn.k_proj")), Reading(("attn.v_proj",))]
+        values = ("attn.v_proj", "attn.gate") if config.attention.gated_output else ("attn.v_proj",)
+        attention = [Reading(("attn.q_proj", "attn.k_proj")), Reading(values)]
     else:
-        attention = [Reading(("attn.q_proj", "attn.k_proj", "attn.v_proj"), norm=ln1)]
+        read = tuple(f"attn.{name}" for name in stream_readers(config))
+        attention = [Reading(read, norm=ln1), *_latent_readings(config)]
     attention.append(Reading(("attn.o_proj",)))
     if config.mlp is None:
         return attention
@@ -53,6 +56,17 @@ def readings(config: ModelConfig) -> list[Reading]:
     writes = config.mlp.gated or config.mlp.act_fn == "relu"
     hidden = Reading(("mlp.out_proj",), writer="mlp.in_proj" if writes else "")
     return [*attention, Reading(first, norm=ln2), hidden]
+
+
+def _latent_readings(config: ModelConfig) -> list[Reading]:
+    """What is read behind the norms of latents."""
+    heads = config.attention
+    if not isinstance(heads, LatentAttentionConfig):
+        return []
+    found = [Reading(("attn.k_proj", "attn.v_proj"), norm="attn.kv_latent_norm")]
+    if heads.d_query_latent is not None:
+        found.append(Reading(("attn.q_proj",), norm="attn.q_latent_norm"))
+    return found
 
 
 def block_readings(model: Transformer) -> Iterator[tuple[str, Reading]]:

@@ -7,21 +7,30 @@ from typing import Any
 
 from torch import nn
 
+from interp.arithmetic import AttentionShape
+from interp.arithmetic.known import hf_shape
+from interp.arithmetic.lookup import config_shape
 from interp.doctor import NotApplicable, Structure, structure_of
 from interp.models.bridge import BridgedModel
 from interp.models.transformer import Transformer
 from interp.models.watch import HookedModel
+from interp.views.terminal.arithmetic import weight_lines
 
 _NATIVE_PARTS = {
     "pos_embed": "positions",
     "unembed": "unembed",
     "embed": "embed",
     "q_proj": "attention Q",
+    "q_down_proj": "attention Q",
+    "kv_down_proj": "attention KV",
+    "k_rope_proj": "attention KV",
     "k_proj": "attention K",
     "v_proj": "attention V",
     "o_proj": "attention O",
     "smear": "attention smear",
+    "sink_logit": "attention sink",
     "mlp": "MLP",
+    "gate": "attention gate",  # that of a gated MLP is its own
 }
 _BRIDGED_PARTS = {
     "embed": "embed",
@@ -33,10 +42,13 @@ _ORDER = (
     "embed",
     "positions",
     "attention Q",
+    "attention KV",
     "attention K",
     "attention V",
     "attention O",
     "attention smear",
+    "attention sink",
+    "attention gate",
     "MLP",
     "norms",
     "head",
@@ -57,6 +69,7 @@ def describe(model: HookedModel) -> list[str]:
         _tokens(model),
         f"dtype {_dtype(model)}, device {cfg.device}",
         *_parameters(parameters_by_part(model)),
+        *weight_lines(_shape(model)),
         *_cache(model, structure),
     ]
 
@@ -72,13 +85,35 @@ def parameters_by_part(model: HookedModel) -> dict[str, int]:
 
 
 def cache_bytes(model: HookedModel) -> int:
-    """Bytes that a KV cache needs for each token: keys and values of every layer."""
+    """Bytes that a KV cache needs for each token: keys and values of every layer, or latents."""
     return sum(_layer_cache_bytes(model, layer) for layer in range(model.cfg.n_layers))
 
 
 def _layer_cache_bytes(model: HookedModel, layer: int) -> int:
+    cfg, shape = model.cfg, _shape(model)
+    elements = shape.layer_elements()
+    if shape.latent is None:  # of the heads that are left
+        elements = elements * len(cfg.key_value_heads(layer)) // cfg.n_key_value_heads
+    return elements * cfg.dtype.itemsize
+
+
+def _shape(model: HookedModel) -> AttentionShape:
     cfg = model.cfg
-    return 2 * len(cfg.key_value_heads(layer)) * cfg.d_head * cfg.dtype.itemsize
+    if isinstance(model, Transformer):
+        return config_shape(model.config, cfg.model_name)
+    assert isinstance(model, BridgedModel)  # there is no third kind
+    bridge: Any = model.bridge
+    original = bridge.original_model.config
+    if getattr(original, "kv_lora_rank", None):  # of latent attention a bridge tells no sizes
+        return hf_shape(original.to_dict(), cfg.model_name)
+    return AttentionShape(
+        name=cfg.model_name,
+        n_layers=cfg.n_layers,
+        n_heads=cfg.n_heads,
+        n_key_value_heads=cfg.n_key_value_heads,
+        d_head=cfg.d_head,
+        d_model=cfg.d_model,
+    )
 
 
 def _origin(model: HookedModel) -> str:
@@ -91,13 +126,9 @@ def _origin(model: HookedModel) -> str:
 
 
 def _attention(model: HookedModel, structure: Structure) -> Iterator[str]:
-    cfg = model.cfg
-    kind = {cfg.n_heads: "MHA", 1: "MQA"}.get(cfg.n_key_value_heads, "GQA")
-    odd = "" if cfg.n_heads * cfg.d_head == cfg.d_model else " (n_heads * d_head ≠ d_model)"
-    yield (
-        f"attention {kind}: {cfg.n_heads} query heads over {cfg.n_key_value_heads} key-value heads "
-        f"of width {cfg.d_head}{odd}"
-    )
+    cfg, shape = model.cfg, _shape(model)
+    odd = "" if shape.width == cfg.d_model else " (n_heads * d_head ≠ d_model)"
+    yield f"attention {shape.kind}: {_heads(shape)}{odd}"
     if cfg.pruned_heads:
         yield _pruned(model)
     facts = ["causal" if structure.causal else "bidirectional"]
@@ -112,10 +143,32 @@ def _attention(model: HookedModel, structure: Structure) -> Iterator[str]:
     facts.append(f"biases of {', '.join(biased)}" if biased else "no biases")
     with suppress(NotApplicable):
         scales = [structure.scale(layer) for layer in (0, cfg.n_layers - 1)]
-        if any(abs(scale - cfg.d_head**-0.5) > 1e-9 for scale in scales):
+        if any(abs(scale - _key_width(shape) ** -0.5) > 1e-9 for scale in scales):
             facts.append(f"scale {' to '.join(f'{scale:g}' for scale in dict.fromkeys(scales))}")
     facts.extend(filter(None, [structure.softmax_term(0)]))
+    if cfg.sink_logit != "none":
+        facts.append(f"{cfg.sink_logit} sink logit: rows of a pattern sum to 1 at most")
+    if isinstance(model, Transformer) and model.config.attention.gated_output:
+        facts.append("what heads read is gated")
     yield f"  {', '.join(facts)}"
+
+
+def _heads(shape: AttentionShape) -> str:
+    if shape.latent is None:
+        return (
+            f"{shape.n_heads} query heads over {shape.n_key_value_heads} key-value heads of width "
+            f"{shape.d_head}"
+        )
+    latent = shape.latent
+    query = "" if latent.query is None else f", queries from one of {latent.query}"
+    return (
+        f"{shape.n_heads} heads of width {shape.d_head} + {latent.rope} rotary, values of "
+        f"{shape.value_width}, over a latent of {latent.kv}{query}"
+    )
+
+
+def _key_width(shape: AttentionShape) -> int:
+    return shape.d_head + (0 if shape.latent is None else shape.latent.rope)
 
 
 def _positions(model: HookedModel, structure: Structure) -> str:
@@ -129,8 +182,9 @@ def _positions(model: HookedModel, structure: Structure) -> str:
     settings = dict(rope.settings)
     kind, base = settings.pop("rope_type", "default"), settings.pop("rope_theta", cfg.rotary_base)
     facts = [f"base {float(str(base)):,.10g}"]
-    if rope.n_turned != cfg.d_head:
-        facts.append(f"{rope.n_turned} of {cfg.d_head} dimensions")
+    width = _key_width(_shape(model))
+    if rope.n_turned != width:
+        facts.append(f"{rope.n_turned} of {width} dimensions")
     settings.pop("partial_rotary_factor", None)
     if kind != "default":
         words = ", ".join(f"{name} {value}" for name, value in settings.items())
