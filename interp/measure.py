@@ -180,21 +180,13 @@ def _scores(
             **analysis.params,
             **_called(analysis),
             "null": analysis.null,
-            **_rows(model),
+            **({"rows": rows} if (rows := getattr(model.cfg, "rows", "")) else {}),
             **({"pruned_heads": labels} if labels else {}),
         },
         inputs=inputs.description,
         seed=seed,
         summary=summary,
     )
-
-
-def _rows(model: HookedModel) -> dict[str, object]:
-    """What a result says of rows that do not sum to 1."""
-    kind = getattr(model.cfg, "sink_logit", "none")
-    if kind == "none":
-        return {}
-    return {"rows": f"sum to 1 at most: a {kind} sink logit in every softmax has the rest"}
 
 
 def without_pruned(model: HookedModel, table: pd.DataFrame) -> pd.DataFrame:

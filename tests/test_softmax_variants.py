@@ -21,6 +21,7 @@ from interp.models.attention import (
 )
 from interp.models.masks import AttentionMask
 from interp.models.patterns import Pattern, QueryKeys, SinkQueryKeys
+from interp.models.sink_attention import sink_attention
 
 # --- known answers --------------------------------------------------------------------------------
 
@@ -30,7 +31,7 @@ def test_equal_scores_and_a_logit_of_zero_share_evenly(graded):
     q = torch.zeros(1, 3, 1, 8)
     v = torch.tensor([6.0, 12.0, 24.0]).reshape(1, 3, 1, 1)
     with torch.set_grad_enabled(graded):
-        z, _ = fused_attention(q, q, v, scale=1.0, mask=AttentionMask(), sink=torch.zeros(1))
+        z, _ = sink_attention(q, q, v, torch.zeros(1), scale=1.0, mask=AttentionMask())
     # One of 2, 2 of 3 and 3 of 4 shares are those of keys.
     assert error(z.flatten(), torch.tensor([3.0, 6.0, 10.5])) < 1e-6
 
@@ -55,7 +56,7 @@ def test_both_paths_are_the_loops_under_every_mask(kind, n_key_value_heads):
     assert error(z, read(wanted, v)) < FLOAT32
     for graded in (False, True):
         with torch.set_grad_enabled(graded):
-            fused, _ = fused_attention(own.q, own.k, v, sink=sink, **own.how)
+            fused, _ = sink_attention(own.q, own.k, v, sink, **own.how)
         assert error(fused, read(wanted, v)) < FLOAT32, graded
 
 
@@ -68,7 +69,7 @@ def test_one_query_and_values_of_any_width_are_the_loops(padded, d_v):
     wanted = read(written_out(own, sink), v)
     for graded in (False, True):
         with torch.set_grad_enabled(graded):
-            fused, _ = fused_attention(own.q, own.k, v, sink=sink, **own.how)
+            fused, _ = sink_attention(own.q, own.k, v, sink, **own.how)
         assert error(fused, wanted) < FLOAT32, graded
 
 
@@ -80,7 +81,7 @@ def test_gradients_of_the_fused_path_are_those_of_the_dense_one(kind, n_key_valu
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     q, k, v, sink = leaves
     dense = densely(Case(q, k, own.mask, own.scale), v, sink)[1]
-    fused, _ = fused_attention(q, k, v, sink=sink, **own.how)
+    fused, _ = sink_attention(q, k, v, sink, **own.how)
     assert error(fused, dense) < 1e-12
     back = torch.randn(dense.shape, generator=torch.Generator().manual_seed(8)).double()
     wanted = torch.autograd.grad((dense * back).sum(), leaves)
@@ -97,7 +98,7 @@ def test_logits_and_scores_of_any_size_stay_finite(graded):
     sink = torch.tensor([-1e4, 1e4, 0.0, -math.inf])
     v = values_for(own)
     with torch.set_grad_enabled(graded):
-        fused, _ = fused_attention(own.q, own.k, v, sink=sink[:3].repeat(2)[:4], **own.how)
+        fused, _ = sink_attention(own.q, own.k, v, sink[:3].repeat(2)[:4], **own.how)
         plain, _ = fused_attention(own.q, own.k, v, **own.how)
     assert bool(fused.isfinite().all())
     assert error(fused[:, :, [0, 3]], plain[:, :, [0, 3]]) < FLOAT32  # -1e4 takes nothing
@@ -110,7 +111,7 @@ def test_huge_logits_leave_finite_gradients():
     own = case("left-padded")
     for size in (-1e4, 1e4):
         leaves = [x.clone().requires_grad_() for x in (own.q, own.k, torch.full((4,), size))]
-        z, _ = fused_attention(*leaves[:2], values_for(own), sink=leaves[2], **own.how)
+        z, _ = sink_attention(*leaves[:2], values_for(own), leaves[2], **own.how)
         for gradient in torch.autograd.grad(z.sum(), leaves):
             assert bool(gradient.isfinite().all())
 
@@ -120,7 +121,7 @@ def test_a_query_without_keys_reads_zero(graded):
     own, sink = case("all padding"), some_sink()
     v = values_for(own)
     with torch.set_grad_enabled(graded):
-        z, _ = fused_attention(own.q, own.k, v, sink=sink, **own.how)
+        z, _ = sink_attention(own.q, own.k, v, sink, **own.how)
     assert float(z[1].abs().max()) == 0.0
     assert float(densely(own, v, sink)[0][1].abs().max()) == 0.0
 
@@ -131,7 +132,7 @@ def test_nothing_of_the_size_of_a_pattern_is_made(graded):
     own = case("left-padded", n_pos=n_pos, batch=1, n_heads=4)
     v = values_for(own)
     with LargestTensor() as largest, torch.set_grad_enabled(graded):
-        fused_attention(own.q, own.k, v, sink=some_sink(), **own.how)
+        sink_attention(own.q, own.k, v, some_sink(), **own.how)
     assert 4 * n_pos < largest.numbers < n_pos**2 // 8
 
 

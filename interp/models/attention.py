@@ -79,20 +79,14 @@ def fused_attention(
     scale: float,
     mask: AttentionMask,
     dropout: float = 0.0,
-    sink: Float[Tensor, " n_heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch query n_heads d_v"], Float[Tensor, "batch n_heads query"] | None]:
     """What each head reads without n×n scores, and the row log-sum-exp where it comes for nothing.
-
-    With a `sink` logit a head each row has a further term that no key has; the log-sum-exp is of
-    the keys alone.
 
     That is on the CPU, without dropout and with no window shorter than the keys, for as many
     queries as keys or a single one; elsewhere it is None. It carries no gradient, and is minus
     infinity in rows without a key. A shorter window costs one mask of booleans, query by key, and
     so do several queries that are fewer than the keys.
     """
-    if sink is not None:
-        return _with_sink(q, k, v, sink, scale=scale, mask=mask, dropout=dropout)
     d_v = v.shape[3]
     # The operators want one width, and zeros change neither a score nor what is read.
     if d_v < q.shape[3]:
@@ -127,45 +121,6 @@ def fused_attention(
         # Some kernels answer an empty row with the mean of the values.
         z = z.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
     return z.transpose(1, 2)[..., :d_v], lse
-
-
-def _with_sink(
-    q: Float[Tensor, "batch query n_heads d_head"],
-    k: Float[Tensor, "batch key n_key_value_heads d_head"],
-    v: Float[Tensor, "batch key n_key_value_heads d_v"],
-    sink: Float[Tensor, " n_heads"],
-    *,
-    scale: float,
-    mask: AttentionMask,
-    dropout: float,
-) -> tuple[Float[Tensor, "batch query n_heads d_v"], Float[Tensor, "batch n_heads query"] | None]:
-    if not torch.is_grad_enabled():
-        z, lse = fused_attention(q, k, v, scale=scale, mask=mask, dropout=dropout)
-        if lse is not None:
-            share = (lse - sink[:, None]).sigmoid().transpose(1, 2)[..., None]
-            return (z * share).to(z.dtype), lse
-    # A key of its own in front, whose score is the logit: queries hold it in one more dimension, in
-    # which no other key has anything. Its query, which no one asked for, keeps the causal mask.
-    n_query, n_key, n_heads = q.shape[1], k.shape[1], q.shape[2]
-    q, k, v = (F.pad(x, (0, WIDTH_STEP) if x is not v else (0, 0)) for x in (q, k, v))
-    logits = (sink / scale).to(q.dtype)[:, None].expand(n_heads, 1)
-    q = torch.cat(
-        (q[..., :-WIDTH_STEP], logits.expand(*q.shape[:3], 1), q[..., 1 - WIDTH_STEP :]), 3
-    )
-    first = F.pad(k.new_ones(len(k), 1, k.shape[2], 1), (k.shape[3] - WIDTH_STEP, WIDTH_STEP - 1))
-    k = torch.cat((first, k), dim=1)
-    v = F.pad(v, (0, 0, 0, 0, 1, 0))
-    whole = n_query == n_key and not mask.windowed(n_key) and mask.custom is None and mask.causal
-    if whole:
-        key_mask = None if mask.key_mask is None else F.pad(mask.key_mask, (1, 0), value=True)
-        q = F.pad(q, (0, 0, 0, 0, 1, 0))
-        z, _ = fused_attention(
-            q, k, v, scale=scale, mask=AttentionMask(key_mask=key_mask), dropout=dropout
-        )
-        return z[:, 1:], None
-    allowed = F.pad(mask.allowed(n_query, n_key, q.device), (1, 0), value=True)
-    every = AttentionMask(causal=False, custom=allowed)
-    return fused_attention(q, k, v, scale=scale, mask=every, dropout=dropout)[0], None
 
 
 def attention_with_lse(

@@ -40,6 +40,13 @@ class FlatConfig:
     pruned_heads: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The query heads that each layer lacks; `n_heads` and `n_key_value_heads` count them."""
 
+    @property
+    def rows(self) -> str:
+        """What a row of a pattern sums to, in words; nothing where it is 1."""
+        if self.sink_logit == "none":
+            return ""
+        return f"sum to 1 at most: a {self.sink_logit} sink logit in every softmax has the rest"
+
     def heads(self, layer: int) -> tuple[int, ...]:
         """The query heads that a layer has, by their numbers before any was pruned."""
         return heads_left(self.n_heads, self.pruned_heads.get(layer, ()))

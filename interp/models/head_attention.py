@@ -22,6 +22,7 @@ from interp.models.layer_attention import LayerAttention
 from interp.models.layers import bias_of, hook_point
 from interp.models.masks import AttentionMask
 from interp.models.patterns import Pattern, QueryKeys, SinkQueryKeys, Weights
+from interp.models.sink_attention import sink_attention
 
 
 class HeadAttention(nn.Module):
@@ -115,11 +116,11 @@ class HeadAttention(nn.Module):
         if self.softmax == "zero":
             sink = q.new_zeros(self.n_heads)
         if not (self.hook_attn_scores.has_hooks() or self.hook_pattern.has_hooks()):
-            z, lse = fused_attention(
-                q, k, v, scale=self.scale, mask=mask, dropout=dropout, sink=sink
-            )
-            plain = QueryKeys(q, k, self.scale, mask, lse)
-            return z, plain if sink is None else SinkQueryKeys(plain, sink)
+            if sink is None:
+                z, lse = fused_attention(q, k, v, scale=self.scale, mask=mask, dropout=dropout)
+                return z, QueryKeys(q, k, self.scale, mask, lse)
+            z, lse = sink_attention(q, k, v, sink, scale=self.scale, mask=mask, dropout=dropout)
+            return z, SinkQueryKeys(QueryKeys(q, k, self.scale, mask, lse), sink)
         allowed = mask.allowed(q.shape[1], k.shape[1], q.device)
         scores = self.hook_attn_scores(attention_scores(q, k, allowed, self.scale))
         # Hooks may have edited it: no statistic of queries and keys tells what it is.

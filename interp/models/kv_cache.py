@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from interp.config import ModelConfig
 from interp.errors import ModelError, ShapeError
-from interp.models.layers import Rotation
+from interp.models.layers import Rotary, Rotation
 
 ROOM = 256
 """Places that a store grows by: copying all of it for every token would be quadratic."""
@@ -146,3 +147,69 @@ class KVCache:
         if n_key >= self.n_seen:
             return self.real
         return torch.cat((self.real[:, :sinks], self.real[:, sinks - n_key :]), dim=1)
+
+
+def empty_cache(
+    config: ModelConfig, name: str, *, sinks: int | None = None, window: int | None = None
+) -> KVCache:
+    """`Transformer.new_cache` of a model of this config, which faults call by its name."""
+    if window is None:
+        if sinks is not None:
+            raise ModelError("sinks belong to a window: new_cache(sinks=4, window=1020)")
+        return KVCache([Store(window=config.window(own)) for own in range(config.n_layers)])
+    sinks = 4 if sinks is None else sinks
+    if sinks < 0 or window < 1 or sinks + window >= config.n_ctx:
+        raise ModelError(
+            f"sinks = {sinks} and window = {window}: together they and the next token have to "
+            f"fit n_ctx = {config.n_ctx}"
+        )
+    if (
+        config.positional_embedding_type != "rotary"
+        or config.attention.smeared_keys
+        or config.attention.window
+    ):
+        raise ModelError(
+            f"{name} cannot stream: that needs rotary positions, and neither "
+            "smeared keys nor windows of its own"
+        )
+    stores = [Store(window=window, sinks=sinks) for _ in range(config.n_layers)]
+    return KVCache(stores, streaming=True)
+
+
+def grown(
+    cache: KVCache,
+    config: ModelConfig,
+    rotary: Rotary | None,
+    key_mask: Bool[Tensor, "batch new"] | None,
+    shape: tuple[int, int],
+    device: torch.device,
+) -> tuple[Int[Tensor, "#batch new"], Rotation | None, list[Past]]:
+    """Positions and rotation of new tokens, which are counted, and what each layer is given.
+
+    Raises: ShapeError, ModelError for tokens that do not follow, another model's cache, or padding
+    in a streaming one.
+    """
+    if len(cache.layers) != config.n_layers:
+        raise ModelError(f"a cache of {len(cache.layers)} layers for a model of {config.n_layers}")
+    n_batch, n_new = shape
+    cache.check(n_batch, n_new)
+    if cache.streaming and key_mask is not None:
+        raise ModelError("a streaming cache takes no padding")
+    before = None if cache.real is None else cache.real[:, -1]
+    cache.add(key_mask, (n_batch, n_new))
+    positions = cache.positions(n_new, device)
+    turned = None
+    if cache.streaming:
+        n_key = cache.layers[0].n_kept + n_new
+        places = torch.arange(n_key, device=device)[None]
+        assert rotary is not None  # new_cache has asked
+        turned, positions = rotary(places), places[:, -n_new:]
+    elif config.attention.kind == "latent":
+        assert rotary is not None  # the config has asked
+        turned = rotary(cache.positions(cache.n_seen, device))
+    rotation = None if rotary is None else rotary(positions)
+    pasts = [
+        Past(store, cache.key_mask(store.n_kept + n_new, store.sinks), before, turned)
+        for store in cache.layers
+    ]
+    return positions, rotation, pasts

@@ -5,7 +5,7 @@ unknown hook names are refused, positions are sliced on every hook, and temporar
 a user's own hooks away. This is the one module that imports transformer_lens at its top.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -23,8 +23,8 @@ from interp.models.flat_config import FlatConfig as FlatConfig
 from interp.models.hooks import HookName, NamesFilter, kept_copy, matching_hooks
 from interp.models.hub import Source
 from interp.models.inputs import ReadsTokens, checked_key_mask
-from interp.models.kv_cache import KVCache, Past, Store
-from interp.models.layers import Rotary, Rotation, bias_of, hook_point, norm
+from interp.models.kv_cache import KVCache, empty_cache, grown
+from interp.models.layers import Rotary, bias_of, hook_point, norm
 from interp.models.losses import mean_loss, next_token_losses
 from interp.models.vocabulary import Vocabulary, is_text
 
@@ -197,7 +197,14 @@ class Transformer(ReadsTokens, HookedRootModule):
             positions = self._positions(shape[1], key_mask)
             rotation = None if self.rotary is None else self.rotary(positions)
         else:
-            positions, rotation, pasts = self._with_past(cache, key_mask, shape)
+            positions, rotation, pasts = grown(
+                cache,
+                self.config,
+                self.rotary,
+                key_mask,
+                (shape[0], shape[1]),
+                self.embed.weight.device,
+            )
         placed = self._position_embedding(positions, shape[0])
         shortformer = None
         if self.config.positional_embedding_type == "shortformer":
@@ -244,56 +251,7 @@ class Transformer(ReadsTokens, HookedRootModule):
 
         Source: Xiao et al. 2023, "Efficient Streaming Language Models" (arXiv 2309.17453).
         """
-        config = self.config
-        if window is None:
-            if sinks is not None:
-                raise ModelError("sinks belong to a window: new_cache(sinks=4, window=1020)")
-            return KVCache([Store(window=config.window(own)) for own in range(config.n_layers)])
-        sinks = 4 if sinks is None else sinks
-        if sinks < 0 or window < 1 or sinks + window >= config.n_ctx:
-            raise ModelError(
-                f"sinks = {sinks} and window = {window}: together they and the next token have to "
-                f"fit n_ctx = {config.n_ctx}"
-            )
-        if self.rotary is None or config.attention.smeared_keys or config.attention.window:
-            raise ModelError(
-                f"{self.model_name} cannot stream: that needs rotary positions, and neither "
-                "smeared keys nor windows of its own"
-            )
-        stores = [Store(window=window, sinks=sinks) for _ in range(config.n_layers)]
-        return KVCache(stores, streaming=True)
-
-    def _with_past(
-        self, cache: KVCache, key_mask: Bool[Tensor, "batch pos"] | None, shape: Sequence[int]
-    ) -> tuple[Int[Tensor, "#batch pos"], Rotation | None, list[Past]]:
-        """The new tokens' positions and rotation, and what each layer is given; counts them."""
-        if len(cache.layers) != self.config.n_layers:
-            raise ModelError(
-                f"a cache of {len(cache.layers)} layers for a model of {self.config.n_layers}"
-            )
-        n_batch, n_new = shape
-        cache.check(n_batch, n_new)
-        if cache.streaming and key_mask is not None:
-            raise ModelError("a streaming cache takes no padding")
-        before = None if cache.real is None else cache.real[:, -1]
-        cache.add(key_mask, (n_batch, n_new))
-        device = self.embed.weight.device
-        positions = cache.positions(n_new, device)
-        turned = None
-        if cache.streaming:
-            n_key = cache.layers[0].n_kept + n_new
-            places = torch.arange(n_key, device=device)[None]
-            assert self.rotary is not None  # new_cache has asked
-            turned, positions = self.rotary(places), places[:, -n_new:]
-        elif self.config.attention.kind == "latent":
-            assert self.rotary is not None  # the config has asked
-            turned = self.rotary(cache.positions(cache.n_seen, device))
-        rotation = None if self.rotary is None else self.rotary(positions)
-        pasts = [
-            Past(store, cache.key_mask(store.n_kept + n_new, store.sinks), before, turned)
-            for store in cache.layers
-        ]
-        return positions, rotation, pasts
+        return empty_cache(self.config, self.model_name, sinks=sinks, window=window)
 
     def generate(
         self, tokens: object, max_new_tokens: int, **settings: Any
