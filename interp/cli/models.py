@@ -1,7 +1,7 @@
 """Verbs about one model as a whole: its shapes, the proof of its hooks, its export."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,9 +18,6 @@ from interp.cli.options import (
     load_named_model,
 )
 from interp.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()

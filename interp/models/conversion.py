@@ -61,14 +61,13 @@ def with_key_value_heads(
             smear = weights[f"{attention}.smear"]
             weights[f"{attention}.smear"] = _regrouped(smear, n_key_value_heads, pooling, generator)
     changed = config.attention.model_copy(update={"n_key_value_heads": n_key_value_heads})
-    made = model_with_weights(
+    return model_with_weights(
         config.model_copy(update={"attention": changed}),
         weights,
         Path(model.model_name),
         vocabulary=model.vocabulary,
         model_name=model.model_name,
     )
-    return made
 
 
 def _regrouped(by_head: Tensor, wanted: int, pooling: str, generator: torch.Generator) -> Tensor:
